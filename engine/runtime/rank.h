@@ -1,0 +1,113 @@
+/* One rank of the engine: its share of the model, its KV pool and its scheduler. All ranks run the same sequence of
+ * collectives; a rank without tokens takes part with zero tokens. No sockets here: the caller feeds requests and takes events.
+ *
+ * Life of a rank: epx_rank_create (collective: loads weights, makes world, group, plan, self-test) -> loop { deliver requests
+ * with epx_rank_submit/_cancel/_wake; epx_rank_step } -> epx_rank_destroy. One thread per rank calls all of it. */
+#ifndef EPX_ENGINE_RUNTIME_RANK_H
+#define EPX_ENGINE_RUNTIME_RANK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "engine/sample/sample.h"
+#include "epx/epx.h"
+
+typedef struct epx_rank epx_rank_t;
+
+typedef struct {
+    uint32_t size;
+    const char *model_path;       /* directory of a Hugging Face checkpoint */
+    int rank, tp;                 /* world rank and size */
+    int dp, ep;                   /* attention-DP ranks, expert-parallel ranks; here dp == tp and ep == tp */
+    const char *moe_a2a_backend;  /* "auto", "none", "pplx" */
+    epx_combine_t combine;
+    const char *load_format;      /* "auto", "dummy" */
+    uint64_t random_seed;         /* dummy weights */
+    int n_threads;                /* of this rank's ops; 0: cores / tp, at least 1 */
+    const char *isa;              /* NULL: best */
+    int max_running;              /* requests in a batch of this rank; 0: 64 */
+    int chunk_tokens;             /* prefill tokens of this rank per step; 0: 256 */
+    int64_t max_total_tokens;     /* KV capacity of this rank in tokens; 0: from free memory, see docs/serving.md */
+    int page_size;                /* KV page; 0: 16 */
+    int max_context;              /* 0: max_position_embeddings */
+    uint64_t timeout_ns;          /* of every wait for a peer; 0: 10 s */
+    /* bootstrap, as in epx_world_config_t; NULL when tp == 1 */
+    epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
+    epx_status_t (*barrier)(void *ctx);
+    void *boot_ctx;
+    /* progress of loading, 0..1; may be NULL */
+    void (*progress)(void *ctx, const char *what, double fraction);
+    void *progress_ctx;
+} epx_rank_config_t;
+
+typedef struct {
+    uint64_t id;              /* chosen by the caller, unique among live requests of this rank */
+    const int32_t *prompt;    /* [n_prompt] borrowed during submit; n_prompt >= 1 */
+    int32_t n_prompt;
+    int32_t max_new_tokens;   /* >= 1; prompt + max_new <= context */
+    epx_sampling_t sampling;
+    int ignore_eos;
+    const int32_t *stop_ids;  /* further end tokens, borrowed during submit */
+    int32_t n_stop_ids;
+} epx_request_t;
+
+typedef enum { EPX_FINISH_NONE = 0, EPX_FINISH_STOP, EPX_FINISH_LENGTH, EPX_FINISH_CANCELLED, EPX_FINISH_ERROR } epx_finish_t;
+
+/* One event: a new token and / or the end of a request. */
+typedef struct {
+    uint64_t id;
+    int32_t token;         /* -1: none (end without a token: cancelled, error) */
+    float logprob;
+    epx_finish_t finish;
+    int32_t n_prompt, n_generated;
+    const char *error;     /* EPX_FINISH_ERROR: why; borrowed during the callback */
+} epx_event_t;
+typedef void (*epx_event_fn)(void *ctx, const epx_event_t *ev);
+
+typedef struct {
+    int n_ranks, n_layers, n_experts, top_k, hidden, vocab;
+    int max_context;
+    int64_t kv_tokens;             /* capacity */
+    uint64_t mapped_bytes;         /* of checkpoint files mapped by this rank */
+    uint64_t kv_bytes, exchange_bytes;
+    int32_t eos_ids[8];
+    int n_eos;
+    char backend[32], transport[32], isa[16];
+    int n_threads;
+    int chunk_tokens, max_running;
+} epx_rank_info_t;
+
+typedef struct {
+    uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
+    int n_running, n_waiting;
+    int64_t kv_used_tokens;
+    uint64_t rows_sent[64];  /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
+} epx_rank_stats_t;
+
+void epx_rank_config_init(epx_rank_config_t *cfg);
+epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank);
+void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info);
+void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats);
+/* Queue a request (copied). EPX_ERR_ARG / EPX_ERR_CAPACITY say what is wrong with it; nothing else is affected. */
+epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
+/* Ends at the next step border with EPX_FINISH_CANCELLED. Unknown ids are ignored. */
+void epx_rank_cancel(epx_rank_t *r, uint64_t id);
+/* A request for any rank was submitted: every rank gets a wake with the same running number, so that idle ranks join again. */
+void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq);
+/* Ask for an orderly stop; ranks leave together once all were asked. */
+void epx_rank_stop(epx_rank_t *r);
+/* One step, collective: agree on the step record, run the batch, sample, report events.
+ * Returns EPX_OK; EPX_AGAIN when all ranks are idle and have seen the same wakes: block for the next message, then call again;
+ * EPX_ERR_ABORTED after an agreed stop; EPX_ERR_PEER / _TIMEOUT when a peer is lost: every live request has been ended with
+ * EPX_FINISH_ERROR and the rank can only be destroyed. */
+epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx);
+void epx_rank_destroy(epx_rank_t *r);
+
+/* ---- direct use, for tests and `epx eval`: logits of a token sequence, collective over the ranks ---- */
+
+/* Run `n` tokens (n may be 0 on some ranks) from position 0, cut into chunks of chunk_tokens as serving would, and write logits
+ * of every position, [n, vocab]. Uses no live request's KV. max_n: the largest n over all ranks (the same value on all). */
+epx_status_t epx_rank_logits(epx_rank_t *r, const int32_t *tokens, int32_t n, int32_t max_n, float *out_logits);
+
+#endif

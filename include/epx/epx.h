@@ -1,0 +1,252 @@
+/* libepx: expert-parallel exchange for Mixture-of-Experts layers.
+ *
+ * world -> group -> plan -> dispatch / combine. Set-up is collective and done once, with fixed capacities; the step path
+ * then allocates nothing. dispatch sends each token to the ranks that own its top-k experts; combine brings the weighted
+ * sum of the experts' answers back.
+ *
+ * Letters: T tokens of this rank in this step, H hidden size, E experts, El experts of this rank, K top-k, W ranks of the
+ * group. Contracts are in docs/api.md, memory ordering and arithmetic in docs/protocol.md.
+ *
+ * Threads: different worlds, groups and plans may be used from different threads; one handle from one thread at a time,
+ * except epx_plan_poll() and epx_plan_abort(), which may be called from any thread. */
+#ifndef EPX_H
+#define EPX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "epx/epx_device.h"
+#include "epx/epx_status.h"
+
+#if defined(__GNUC__)
+#define EPX_API __attribute__((visibility("default")))
+#else
+#define EPX_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EPX_VERSION_MAJOR 0
+#define EPX_VERSION_MINOR 1
+#define EPX_VERSION_PATCH 0
+#define EPX_MAX_TOP_K 64
+#define EPX_MAX_RANKS 4096
+
+typedef struct epx_world epx_world_t; /* this process (or thread) among its peers; several may exist */
+typedef struct epx_group epx_group_t; /* any rank list; several per world, may overlap */
+typedef struct epx_plan epx_plan_t;   /* one exchange shape; several per group */
+
+/* "0.1.0" of the library at run time. Static string. */
+EPX_API const char *epx_version(void);
+/* Text of a status from epx_status.h; "unknown status" for other numbers. Static string. */
+EPX_API const char *epx_status_text(epx_status_t s);
+/* Message of the last failing call of this thread: field, value and legal values; or phase, peer, epoch, expected and
+ * seen. "" before the first failure. Borrowed until the thread's next failing call. */
+EPX_API const char *epx_last_error(void);
+
+/* Where log lines go; NULL (the default): nowhere. The library never prints. level: 0 error, 1 warning, 2 info, 3 debug. */
+typedef void (*epx_log_fn)(void *ctx, int level, const char *message);
+EPX_API void epx_set_log(epx_log_fn fn, void *ctx);
+
+/* ---- world ---- */
+
+typedef struct {
+    uint32_t size;       /* sizeof(epx_world_config_t), set by epx_world_config_init() */
+    int rank, n_ranks;   /* -1: take from the bootstrap */
+    const char *bootstrap; /* "self" (one rank), or NULL with the two callbacks; "tcp:HOST:PORT", "env", "file:PATH" later */
+    /* Every rank gives n_bytes; out_all receives n_ranks * n_bytes in rank order. Must return a status. */
+    epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
+    epx_status_t (*barrier)(void *ctx);
+    void *ctx;
+    const char *transports; /* allowed, in order, comma separated ("shm,self"); NULL: all, by capability and score */
+    uint64_t timeout_ns;    /* of set-up calls; 0: 30 s */
+} epx_world_config_t;
+
+EPX_API void epx_world_config_init(epx_world_config_t *cfg);
+/* Collective over all ranks. *cfg and its strings are borrowed during the call only; ctx until epx_world_destroy(). */
+EPX_API epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world);
+EPX_API int epx_world_rank(const epx_world_t *w);
+EPX_API int epx_world_size(const epx_world_t *w);
+/* Destroys no groups: destroy those first. Not collective. NULL is allowed. */
+EPX_API void epx_world_destroy(epx_world_t *w);
+
+/* ---- group ---- */
+
+typedef enum {
+    EPX_LINK_SELF = 1u << 0,    /* same rank */
+    EPX_LINK_MAPPED = 1u << 1,  /* peers' memory is mapped: load/store */
+    EPX_LINK_MESSAGE = 1u << 2  /* peers are reached by messages */
+} epx_link_t;
+
+typedef struct {
+    uint32_t size;            /* sizeof, set by the caller */
+    int n_ranks, rank;        /* of the group */
+    const char *transport;    /* chosen transport */
+    uint32_t links;           /* bits of epx_link_t over all peers */
+    int max_top_k, max_ranks; /* limits of the library */
+    uint32_t token_dtypes;    /* bit (1 << epx_dtype_t) for each dtype that plans accept */
+} epx_group_caps_t;
+
+/* Make a group of the world ranks ranks[0..n_ranks) (distinct, any order; group rank i is ranks[i]). Collective over the
+ * world: every world rank makes the same calls in the same order; a rank not listed gets *out_group = NULL and EPX_OK.
+ * ranks NULL and n_ranks 0: all ranks. device: -1 CPU; a CUDA device ordinal later. */
+EPX_API epx_status_t epx_group_create(epx_world_t *w, const int *ranks, int n_ranks, int device, epx_group_t **out_group);
+EPX_API int epx_group_rank(const epx_group_t *g);
+EPX_API int epx_group_size(const epx_group_t *g);
+EPX_API epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_caps);
+
+#define EPX_GROUP_RECORD_BYTES 256
+/* All-gather of one small record per rank, for step agreement: out_all is [W, n_bytes] in group-rank order.
+ * Collective, n_bytes <= EPX_GROUP_RECORD_BYTES and equal on all ranks, no allocation, spins, yields, then parks.
+ * timeout_ns 0: wait for ever, but a dead peer still ends it.
+ * Returns EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer; after those the group is lost. */
+EPX_API epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns);
+/* Mark a peer dead or alive for masked exchanges. */
+EPX_API epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive);
+/* Which peer this group has found dead (group rank), or -1. Never blocks. */
+EPX_API int epx_group_dead_rank(epx_group_t *g);
+EPX_API void epx_group_destroy(epx_group_t *g);
+
+/* ---- plan ---- */
+
+typedef enum { EPX_F32 = 0, EPX_BF16 = 1, EPX_F16 = 2, EPX_FP8_E4M3 = 3, EPX_BYTES = 4 } epx_dtype_t;
+
+typedef enum {
+    EPX_LAYOUT_LISTS = 0,        /* rows stay where the transport put them; epx_plan_lists() tells where */
+    EPX_LAYOUT_EXPERT_MAJOR = 1, /* [El, W * max_tokens, H], counts[El]; rows past the count are not written */
+    EPX_LAYOUT_CONTIGUOUS = 2    /* [sum of counts rounded up to align, H] */
+} epx_layout_t;
+
+typedef enum {
+    EPX_COMBINE_EXACT = 0,  /* K rows back, summed in k order in f32 at the source: same bits for any W */
+    EPX_COMBINE_PARTIAL = 1 /* one weighted partial sum per (token, rank), summed in rank order ("prereduced") */
+} epx_combine_t;
+
+typedef enum { EPX_SCALE_F32 = 0, EPX_SCALE_UE8M0 = 1 } epx_scale_format_t;
+typedef enum { EPX_SCALE_ROW_MAJOR = 0, EPX_SCALE_COL_MAJOR = 1 } epx_scale_layout_t;
+
+typedef struct {
+    uint32_t size;                   /* sizeof(epx_plan_config_t), set by epx_plan_config_init() */
+    int max_tokens;                  /* largest T of any rank, >= 1 */
+    int hidden;                      /* H, >= 1 */
+    int top_k;                       /* K, 1 .. EPX_MAX_TOP_K */
+    int n_experts;                   /* E, logical experts, >= 1 */
+    int n_slots;                     /* physical slots, >= E; 0: E */
+    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, the first (n_slots % W) ranks get one more */
+    const int *slot_expert;          /* [n_slots] slot -> logical expert; NULL: identity */
+    uint64_t placement_version;      /* of the two tables above */
+    epx_dtype_t token_dtype;         /* of io->x at dispatch and of the result of combine: f32, bf16, f16, fp8 */
+    epx_dtype_t wire_dtype;          /* of rows on the wire and in the output: equal to token_dtype, or fp8 (cast fused) */
+    epx_dtype_t expert_dtype;        /* of the expert outputs given to combine_send; EPX_BYTES: same as combine_dtype */
+    epx_dtype_t combine_dtype;       /* of rows on the wire back; EPX_BYTES: token_dtype */
+    int scale_block;                 /* channels per fp8 scale: 128 */
+    epx_scale_format_t scale_format;
+    epx_scale_layout_t scale_layout;
+    epx_layout_t layout;
+    int align;                       /* CONTIGUOUS: rows of an expert are padded to this; >= 1 */
+    epx_combine_t combine;
+    int replicate;                   /* ranks that hold the same tokens (pplx's dp_size); 1: none */
+    int n_channels;                  /* exchanges in flight (micro-batches); 1 */
+    int n_blocks;                    /* GPU blocks per kernel; 0: chosen */
+    int renormalize;                 /* masked peers: rescale the remaining weights; 0 */
+    const char *backend;             /* "onesided", "collective", "ref"; NULL or "auto": chosen */
+    uint64_t timeout_ns;             /* of every wait; 0: 10 s */
+} epx_plan_config_t;
+
+typedef struct {
+    uint32_t size;               /* sizeof(epx_io_t), set by epx_io_init() */
+    const void *x;               /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
+                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, W * max_tokens, H] */
+    const float *x_scale;        /* caller-quantised fp8 only: [T, ceil(H / scale_block)] */
+    const int32_t *ids;          /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
+    const float *weights;        /* dispatch: [T, K] */
+    int n_tokens;                /* T, 0 .. max_tokens; 0 is an ordinary call */
+    const uint32_t *n_tokens_device; /* GPU: if set, overrides n_tokens */
+    void *out_x;                 /* dispatch_recv: expert rows (NULL with LISTS); combine_recv: [T, H] token dtype */
+    float *out_scale;            /* dispatch_recv, fp8 wire, EXPERT_MAJOR: [El, W * max_tokens, ceil(H / scale_block)] */
+    int32_t *out_counts;         /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
+    int32_t *out_histogram;      /* dispatch_recv: [E] tokens per expert over all ranks; NULL: not wanted */
+    const void *add;             /* combine_recv: optional [T, H] token dtype added to the result */
+    void *stream;                /* CUDA stream; NULL on CPU */
+    int channel;                 /* 0 .. n_channels - 1 */
+} epx_io_t;
+
+typedef struct {
+    uint32_t size;             /* sizeof, set by the caller */
+    const char *backend;       /* "onesided", ... */
+    const char *transport;
+    int n_local_experts;       /* El */
+    int row_cap;               /* rows per expert in EXPERT_MAJOR: W * max_tokens */
+    size_t slab_bytes;         /* shared with peers, per rank */
+    size_t private_bytes;      /* lists and tables, per rank */
+    uint64_t epoch;            /* exchanges completed on channel 0 */
+} epx_plan_info_t;
+
+typedef struct {
+    uint32_t size;                  /* sizeof, set by the caller */
+    int n_ranks;                    /* W: filled length of the arrays */
+    uint64_t n_dispatches, n_combines;
+    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) rows sent to each rank since create, own included */
+    uint64_t *rows_received;        /* [W] caller's array or NULL: (token, rank) rows received from each rank */
+    uint64_t dispatch_bytes;        /* logical bytes to other ranks, rows and routing, since create */
+    uint64_t combine_bytes;
+    uint64_t wait_ns;               /* time spent waiting for peers */
+} epx_plan_stats_t;
+
+EPX_API void epx_plan_config_init(epx_plan_config_t *cfg);
+EPX_API void epx_io_init(epx_io_t *io);
+/* Bytes that a plan of this shape allocates on each of n_ranks ranks, slab and private together. Allocates nothing. */
+EPX_API epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes);
+/* Collective over the group. Ranks compare a hash of every field; EPX_ERR_MISMATCH on all ranks names the field. */
+EPX_API epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan);
+EPX_API epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info);
+EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout_stats);
+
+/* Rows [max_tokens, H] of token dtype inside the plan's slab, 64-byte aligned. Pass as io->x and dispatch copies nothing
+ * where memory is mapped and wire dtype = token dtype. Owned by the plan. Must stay untouched from dispatch_send until
+ * combine_recv of that channel returns. */
+EPX_API epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x);
+/* After dispatch_recv with EPX_LAYOUT_LISTS. */
+EPX_API epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists);
+
+/* The four halves, in this order on each channel. Collective: every rank makes every call, also with no tokens.
+ * dispatch_send checks all arguments and ids before anything is sent: after EPX_ERR_ARG, _STATE or _CAPACITY nothing has
+ * changed and the call may be repeated. After EPX_ERR_TIMEOUT or _PEER the plan is aborted on all reachable ranks. */
+EPX_API epx_status_t epx_dispatch_send(epx_plan_t *p, const epx_io_t *io);
+EPX_API epx_status_t epx_dispatch_recv(epx_plan_t *p, const epx_io_t *io);
+EPX_API epx_status_t epx_combine_send(epx_plan_t *p, const epx_io_t *io);
+EPX_API epx_status_t epx_combine_recv(epx_plan_t *p, const epx_io_t *io);
+/* send + recv in one call. */
+EPX_API epx_status_t epx_dispatch(epx_plan_t *p, const epx_io_t *io);
+/* x_io: fields of combine_send; the result goes to io->out_x. */
+EPX_API epx_status_t epx_combine(epx_plan_t *p, const epx_io_t *io);
+
+/* Has anything gone wrong, here, at a peer or on the device? EPX_OK or the plan's first error. Never blocks. */
+EPX_API epx_status_t epx_plan_poll(epx_plan_t *p);
+/* Make every pending and later call on this plan fail with EPX_ERR_ABORTED, on all ranks that can be reached. */
+EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
+/* Collective over the living ranks: make an aborted plan usable again. */
+EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
+/* New placement tables, in force from `epoch` on all ranks. */
+EPX_API epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version, uint64_t epoch);
+/* Collective unless the plan was aborted or a peer died: waits (bounded by timeout_ns) until no peer uses the slab. */
+EPX_API void epx_plan_destroy(epx_plan_t *p);
+
+/* ---- what is there ---- */
+
+typedef struct {
+    const char *kind;   /* "transport", "backend" */
+    const char *name;
+    int available;      /* on this machine, in this build */
+    const char *detail; /* what it is, or why it is not available */
+} epx_component_t;
+/* The i-th built-in component, in order of preference; EPX_ERR_NOT_FOUND past the end. */
+EPX_API epx_status_t epx_component(int i, epx_component_t *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,49 @@
+/* The front's view of the ranks: starts them as processes (posix_spawn of the program itself with a hidden worker argument and an
+ * inherited socket), feeds them requests, hands their events on, notices their death. Owns one reader thread.
+ * Thread-safe: submit, cancel, status. Callbacks run on the reader thread and must not block. */
+#ifndef EPX_SERVER_FRONT_CLUSTER_H
+#define EPX_SERVER_FRONT_CLUSTER_H
+
+#include "base/status.h"
+#include "engine/runtime/rank.h"
+
+typedef struct epx_cluster epx_cluster_t;
+
+typedef struct {
+    uint32_t size;
+    epx_rank_config_t rank;  /* the same for every rank; rank.rank and the callbacks are ignored */
+    const char *program;     /* executable to spawn; NULL: /proc/self/exe */
+    int show_progress;       /* draw loading progress on stderr */
+    /* Events of all requests, in order per request. Reader thread. */
+    epx_event_fn on_event;
+    void *ctx;
+    /* A rank died or the group was lost; every live request has received EPX_FINISH_ERROR. Once. Reader thread. */
+    void (*on_failure)(void *ctx, const char *message);
+} epx_cluster_config_t;
+
+typedef struct {
+    epx_rank_info_t info;     /* of rank 0 */
+    int n_ranks;
+    int pids[64];
+    uint64_t mapped_bytes[64]; /* per rank */
+    int failed;               /* 1 after a rank died */
+    char failure[512];
+} epx_cluster_status_t;
+
+/* Spawn all ranks, wait until every one is ready. On failure every rank is gone and the message names the rank and its error. */
+epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
+/* Route to dp_rank, or to the DP rank with the fewest live requests when dp_rank is -1. req->id is ignored;
+ * *out_id receives a fresh id, used in events. Events may arrive before this returns. */
+epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id);
+void epx_cluster_cancel(epx_cluster_t *c, uint64_t id);
+void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out);
+/* Ask every rank for statistics and wait at most 1 s; stats[n_ranks]. */
+epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, int n_ranks);
+/* Orderly stop: bounded (5 s), then SIGKILL. NULL allowed. */
+void epx_cluster_destroy(epx_cluster_t *c);
+
+/* The worker's main, called by the program when it sees the hidden argument: fd is the inherited socket. Returns the exit code. */
+int epx_worker_main(int fd);
+#define EPX_WORKER_ARGUMENT "--epx-worker-fd"
+
+#endif

@@ -1,0 +1,34 @@
+/* The HTTP face: OpenAI-compatible endpoints over libmicrohttpd. Owns its threads; the cluster, tokenizer and template are
+ * borrowed for the server's life. */
+#ifndef EPX_SERVER_HTTP_HTTP_SERVER_H
+#define EPX_SERVER_HTTP_HTTP_SERVER_H
+
+#include "base/status.h"
+#include "engine/tokenizer/chat_template.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "server/front/cluster.h"
+
+typedef struct epx_http epx_http_t;
+
+typedef struct {
+    uint32_t size;
+    const char *host;              /* numeric address; "127.0.0.1" */
+    int port;                      /* 0: any free port */
+    const char *model_name;        /* id in /v1/models */
+    const epx_tokenizer_t *tokenizer;
+    const epx_chat_template_t *chat_template; /* NULL: chat completions answer 400 saying so */
+    epx_sampling_t default_sampling;          /* from generation_config.json; a request's fields override */
+    int max_context, n_vocab;
+} epx_http_config_t;
+
+/* Two steps, because the cluster needs the event callback before it exists and the server needs the cluster. */
+epx_status_t epx_http_create(const epx_http_config_t *cfg, epx_http_t **out_h);
+/* Event sink to give to epx_cluster_config_t (ctx: the epx_http_t). */
+void epx_http_on_event(void *http, const epx_event_t *ev);
+void epx_http_on_failure(void *http, const char *message);
+/* Bind, listen, serve on own threads. *out_port: the port in use. EPX_ERR_OS names host, port and reason. */
+epx_status_t epx_http_start(epx_http_t *h, epx_cluster_t *cluster, int *out_port);
+/* Stop accepting, end live streams with an error event, join. NULL allowed. */
+void epx_http_destroy(epx_http_t *h);
+
+#endif
