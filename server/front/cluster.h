@@ -1,6 +1,7 @@
 /* The front's view of the ranks: starts them as processes (posix_spawn of the program itself with a hidden worker argument and an
  * inherited socket), feeds them requests, hands their events on, notices their death. Owns one reader thread.
- * Thread-safe: submit, cancel, status. Callbacks run on the reader thread and must not block. */
+ * Thread-safe: submit, cancel, status, stats. Callbacks run on the reader thread and must not block; they may call submit and
+ * cancel. */
 #ifndef EPX_SERVER_FRONT_CLUSTER_H
 #define EPX_SERVER_FRONT_CLUSTER_H
 
@@ -30,16 +31,20 @@ typedef struct {
     char failure[512];
 } epx_cluster_status_t;
 
-/* Spawn all ranks, wait until every one is ready. On failure every rank is gone and the message names the rank and its error. */
+/* Spawn all ranks, wait until every one is ready. *cfg and its strings are borrowed during the call, ctx until destroy.
+ * On failure every rank is gone, the message names the rank and its error, and on_failure was not called. */
 epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
 /* Route to dp_rank, or to the DP rank with the fewest live requests when dp_rank is -1. req->id is ignored;
- * *out_id receives a fresh id, used in events. Events may arrive before this returns. */
+ * *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks on a rank.
+ * A request that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: the group is lost; the message says why. */
 epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id);
+/* The request ends with EPX_FINISH_CANCELLED unless it has ended by itself before. Unknown ids are ignored. */
 void epx_cluster_cancel(epx_cluster_t *c, uint64_t id);
 void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out);
-/* Ask every rank for statistics and wait at most 1 s; stats[n_ranks]. */
+/* Ask every rank for statistics and wait at most 1 s; stats[n_ranks]. Not from a callback. */
 epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, int n_ranks);
-/* Orderly stop: bounded (5 s), then SIGKILL. NULL allowed. */
+/* Orderly stop: live requests are cancelled, the ranks leave together; bounded (5 s), then SIGKILL. No process of the cluster
+ * is left and no callback runs afterwards. Not from a callback. NULL allowed. */
 void epx_cluster_destroy(epx_cluster_t *c);
 
 /* The worker's main, called by the program when it sees the hidden argument: fd is the inherited socket. Returns the exit code. */

@@ -1,0 +1,227 @@
+/* Public calls of a cluster. Callers' threads; they never wait for a rank, except create, stats and destroy, which are bounded
+ * by loading, 1 s and 5 s. */
+#include "server/front/cluster.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "server/front/cluster_impl.h"
+#include "server/front/wire.h"
+
+enum { STATS_WAIT_S = 1 };
+#define STOP_NS 5000000000u
+
+static void wake_reader(epx_cluster_t *c) {
+    uint64_t one = 1;
+    ssize_t k = write(c->wake_fd, &one, sizeof one);
+    (void)k; /* full means that a wake is pending already */
+}
+
+void epx_cluster_send(epx_cluster_t *c, int rank, uint32_t kind, const void *payload, size_t n_bytes) {
+    epx_pipe_t *l = &c->ranks[rank].link;
+    if (epx_pipe_queue(l, kind, payload, n_bytes) < 0) return;
+    if (epx_pipe_flush(l, 0) != EPX_OK) wake_reader(c);
+}
+
+void epx_cluster_send_all(epx_cluster_t *c, uint32_t kind, const void *payload, size_t n_bytes) {
+    for (int r = 0; r < c->n_ranks; r++) epx_cluster_send(c, r, kind, payload, n_bytes);
+}
+
+static epx_status_t check_config(const epx_cluster_config_t *cfg) {
+    if (cfg->size != sizeof *cfg)
+        return epx_fail(EPX_ERR_ARG, "epx_cluster_config_t.size is %u; this build has %zu", cfg->size, sizeof *cfg);
+    if (cfg->rank.tp < 1 || cfg->rank.tp > EPX_CLUSTER_MAX_RANKS)
+        return epx_fail(EPX_ERR_ARG, "tp = %d; 1 to %d are possible", cfg->rank.tp, (int)EPX_CLUSTER_MAX_RANKS);
+    if (cfg->on_event == NULL) return epx_fail(EPX_ERR_ARG, "on_event is NULL");
+    return EPX_OK;
+}
+
+static epx_status_t make(const epx_cluster_config_t *cfg, epx_cluster_t **out_c) {
+    epx_cluster_t *c = calloc(1, sizeof *c);
+    pthread_condattr_t attr;
+    if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "cluster: %zu bytes wanted", sizeof *c);
+    c->cfg = *cfg;
+    c->n_ranks = cfg->rank.tp;
+    c->next_id = 1;
+    for (int r = 0; r < c->n_ranks; r++) {
+        c->ranks[r].link.fd = -1;
+        c->ranks[r].process.pidfd = -1;
+    }
+    c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->wake_fd < 0) {
+        free(c);
+        return epx_fail_errno(EPX_ERR_OS, errno, "eventfd");
+    }
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    *out_c = c;
+    return EPX_OK;
+}
+
+static void discard(epx_cluster_t *c) {
+    for (int r = 0; r < c->n_ranks; r++) {
+        epx_pipe_fini(&c->ranks[r].link);
+        epx_str_fini(&c->ranks[r].boot_blob);
+    }
+    epx_live_fini(&c->live);
+    close(c->wake_fd);
+    pthread_cond_destroy(&c->changed);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c) {
+    epx_cluster_t *c = NULL;
+    int e;
+    EPX_TRY(check_config(cfg));
+    EPX_TRY(make(cfg, &c));
+    e = pthread_create(&c->reader, NULL, epx_cluster_reader_main, c);
+    if (e) {
+        discard(c);
+        return epx_fail_errno(EPX_ERR_OS, e, "starting the reader thread");
+    }
+    pthread_mutex_lock(&c->lock);
+    while (c->state == EPX_CLUSTER_STARTING) pthread_cond_wait(&c->changed, &c->lock);
+    if (c->state == EPX_CLUSTER_FAILED) {
+        epx_status_t s = epx_fail(c->failure_status, "%s", c->failure);
+        pthread_mutex_unlock(&c->lock);
+        epx_cluster_destroy(c);
+        return s;
+    }
+    pthread_mutex_unlock(&c->lock);
+    *out_c = c;
+    return EPX_OK;
+}
+
+/* lock held */
+static int least_loaded(epx_cluster_t *c) {
+    int best = c->next_rank;
+    for (int i = 1; i < c->n_ranks; i++) {
+        int r = (c->next_rank + i) % c->n_ranks;
+        if (c->ranks[r].n_live < c->ranks[best].n_live) best = r;
+    }
+    c->next_rank = (best + 1) % c->n_ranks;
+    return best;
+}
+
+/* The request goes to its rank first, then the running number to all: a rank that has seen the number n and waits for nothing
+ * knows that its own share of the submissions 1..n has arrived. lock held. */
+static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, int rank, uint64_t *out_id) {
+    epx_live_t entry = {.id = c->next_id, .rank = rank, .n_prompt = req->n_prompt};
+    epx_request_t numbered = *req;
+    epx_str_t frame = {0};
+    epx_status_t s;
+    if (c->state == EPX_CLUSTER_FAILED) return epx_fail(EPX_ERR_PEER, "%s", c->failure);
+    if (c->state != EPX_CLUSTER_SERVING) return epx_fail(EPX_ERR_STATE, "the ranks are being stopped");
+    numbered.id = entry.id;
+    EPX_TRY_GOTO(s, epx_wire_put_request(&frame, &numbered), done);
+    EPX_TRY_GOTO(s, epx_live_add(&c->live, &entry), done);
+    c->next_id++;
+    c->ranks[rank].n_live++;
+    *out_id = entry.id;
+    epx_cluster_send(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
+    c->wake_seq++;
+    epx_cluster_send_all(c, EPX_MSG_WAKE, &c->wake_seq, sizeof c->wake_seq);
+done:
+    epx_str_fini(&frame);
+    return s;
+}
+
+epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id) {
+    epx_status_t s;
+    if (dp_rank < -1 || dp_rank >= c->n_ranks)
+        return epx_fail(EPX_ERR_ARG, "dp_rank = %d; -1 (any) to %d are possible", dp_rank, c->n_ranks - 1);
+    if (req->prompt == NULL || req->n_prompt < 1) return epx_fail(EPX_ERR_ARG, "n_prompt = %d; a prompt has at least one token", req->n_prompt);
+    pthread_mutex_lock(&c->lock);
+    s = submit_locked(c, req, dp_rank < 0 ? least_loaded(c) : dp_rank, out_id);
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+void epx_cluster_cancel(epx_cluster_t *c, uint64_t id) {
+    epx_live_t *at;
+    pthread_mutex_lock(&c->lock);
+    at = epx_live_find(&c->live, id);
+    if (at) epx_cluster_send(c, at->rank, EPX_MSG_CANCEL, &id, sizeof id);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
+    memset(out, 0, sizeof *out);
+    pthread_mutex_lock(&c->lock);
+    out->info = c->ranks[0].info;
+    out->n_ranks = c->n_ranks;
+    for (int r = 0; r < c->n_ranks; r++) {
+        out->pids[r] = c->ranks[r].pid;
+        out->mapped_bytes[r] = c->ranks[r].info.mapped_bytes;
+    }
+    out->failed = c->state == EPX_CLUSTER_FAILED;
+    snprintf(out->failure, sizeof out->failure, "%s", c->failure);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* First rank whose answer is outstanding, or -1. lock held. */
+static int missing_stats(const epx_cluster_t *c, const uint64_t *wanted) {
+    for (int r = 0; r < c->n_ranks; r++)
+        if (c->ranks[r].n_stats_got < wanted[r]) return r;
+    return -1;
+}
+
+/* lock held */
+static epx_status_t wait_for_stats(epx_cluster_t *c) {
+    uint64_t wanted[EPX_CLUSTER_MAX_RANKS];
+    struct timespec until;
+    int r, e = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += STATS_WAIT_S;
+    for (r = 0; r < c->n_ranks; r++) {
+        wanted[r] = ++c->ranks[r].n_stats_asked;
+        epx_cluster_send(c, r, EPX_MSG_GET_STATS, NULL, 0);
+    }
+    while ((r = missing_stats(c, wanted)) >= 0 && c->state == EPX_CLUSTER_SERVING && e == 0)
+        e = pthread_cond_timedwait(&c->changed, &c->lock, &until);
+    if (c->state != EPX_CLUSTER_SERVING) return epx_fail(EPX_ERR_PEER, "%s", c->failure);
+    if (r >= 0) return epx_fail(EPX_ERR_TIMEOUT, "rank %d did not send its statistics within %d s", r, (int)STATS_WAIT_S);
+    return EPX_OK;
+}
+
+epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, int n_ranks) {
+    epx_status_t s;
+    if (n_ranks != c->n_ranks) return epx_fail(EPX_ERR_ARG, "n_ranks = %d; the cluster has %d", n_ranks, c->n_ranks);
+    pthread_mutex_lock(&c->lock);
+    s = c->state == EPX_CLUSTER_SERVING ? wait_for_stats(c) : epx_fail(EPX_ERR_PEER, "%s", c->failure);
+    for (int r = 0; s >= 0 && r < n_ranks; r++) out_stats[r] = c->ranks[r].stats;
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+/* lock held */
+static void begin_stop(epx_cluster_t *c) {
+    c->state = EPX_CLUSTER_STOPPING;
+    c->kill_deadline = epx_now_ns() + STOP_NS;
+    for (size_t i = 0; i < c->live.cap; i++) {
+        const epx_live_t *at = &c->live.slots[i];
+        if (at->id) epx_cluster_send(c, at->rank, EPX_MSG_CANCEL, &at->id, sizeof at->id);
+    }
+    epx_cluster_send_all(c, EPX_MSG_STOP, NULL, 0);
+}
+
+void epx_cluster_destroy(epx_cluster_t *c) {
+    if (c == NULL) return;
+    pthread_mutex_lock(&c->lock);
+    if (c->state == EPX_CLUSTER_SERVING) begin_stop(c);
+    c->closing = 1;
+    pthread_mutex_unlock(&c->lock);
+    wake_reader(c);
+    pthread_join(c->reader, NULL);
+    discard(c);
+}

@@ -1,0 +1,86 @@
+/* Inside of a cluster, shared by cluster.c (callers' threads), reader.c, messages.c and loss.c (the reader thread).
+ * `lock` guards everything marked L; the rest belongs to the reader thread, or does not change after create. */
+#ifndef EPX_SERVER_FRONT_CLUSTER_IMPL_H
+#define EPX_SERVER_FRONT_CLUSTER_IMPL_H
+
+#include <pthread.h>
+
+#include "server/front/cluster.h"
+#include "server/front/frame.h"
+#include "server/front/live.h"
+#include "server/front/spawn.h"
+
+enum { EPX_CLUSTER_MAX_RANKS = 64, EPX_FAILURE_BYTES = 512 };
+
+typedef enum { EPX_CLUSTER_STARTING, EPX_CLUSTER_SERVING, EPX_CLUSTER_STOPPING, EPX_CLUSTER_FAILED } epx_cluster_state_t;
+
+typedef struct {
+    epx_process_t process;
+    int pid;                  /* L, kept after the end */
+    epx_pipe_t link;          /* the out half: L */
+    int started;
+    int ready;
+    int said_why;             /* the rank sent FAILED: its exit code says nothing new */
+    epx_rank_info_t info;     /* L */
+    epx_rank_stats_t stats;   /* L */
+    uint64_t n_stats_asked, n_stats_got; /* L */
+    int n_live;               /* L */
+    epx_str_t boot_blob;
+    int boot_waits;           /* gave its blob and waits for the others */
+    double progress;
+} epx_front_rank_t;
+
+struct epx_cluster {
+    epx_cluster_config_t cfg; /* strings and .rank are valid until the ranks are ready */
+    int n_ranks;
+    epx_front_rank_t ranks[EPX_CLUSTER_MAX_RANKS];
+    pthread_t reader;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;   /* state, n_stats_got */
+    int wake_fd;              /* eventfd: look at the state and the out queues again */
+    epx_cluster_state_t state; /* L */
+    int closing;              /* L: the reader may end when every process is gone */
+    uint64_t next_id, wake_seq; /* L */
+    int next_rank;            /* L: where the search for the least loaded rank begins */
+    epx_live_table_t live;    /* L */
+    epx_status_t failure_status; /* L, as is: */
+    char failure[EPX_FAILURE_BYTES];
+    uint64_t suspect_deadline; /* 0: none; else when `suspicion` counts, if the root cause was not found by then */
+    epx_status_t suspect_status;
+    char suspicion[EPX_FAILURE_BYTES];
+    uint64_t kill_deadline;   /* L; 0: none; else when the remaining processes get SIGKILL */
+};
+
+/* ---- cluster.c ---- */
+/* Queue and send without blocking; what does not fit is left to the reader. Errors are left to the reader too, which sees the
+ * end of the socket and of the process. lock held. */
+void epx_cluster_send(epx_cluster_t *c, int rank, uint32_t kind, const void *payload, size_t n_bytes);
+void epx_cluster_send_all(epx_cluster_t *c, uint32_t kind, const void *payload, size_t n_bytes);
+
+/* ---- reader.c ---- */
+void *epx_cluster_reader_main(void *cluster);
+
+/* ---- messages.c: reader thread ---- */
+/* Take every whole frame of a rank. A malformed frame is a loss. */
+void epx_cluster_take_frames(epx_cluster_t *c, int rank);
+
+/* ---- loss.c: reader thread, lock not held ---- */
+/* The group is lost for the reason given: end live requests, tell the ranks, tell the owner. The first reason stays. */
+void epx_cluster_fail(epx_cluster_t *c, epx_status_t status, const char *text);
+/* A loss that is probably another rank's fault (a closed socket, a peer not answering): becomes the reason only if nothing
+ * better is known a moment later. */
+void epx_cluster_suspect(epx_cluster_t *c, epx_status_t status, const char *text);
+/* A process has ended: reaped here. */
+void epx_cluster_process_ended(epx_cluster_t *c, int rank);
+/* Act on deadlines that have passed. */
+void epx_cluster_check_deadlines(epx_cluster_t *c);
+/* End every live request with an error. */
+void epx_cluster_end_live(epx_cluster_t *c, const char *why);
+
+/* ---- progress.c ---- */
+/* Redraw the loading bar on stderr from the ranks' progress. */
+void epx_cluster_draw_progress(const epx_cluster_t *c, const char *phase);
+/* Remove the bar. */
+void epx_cluster_erase_progress(const epx_cluster_t *c);
+
+#endif

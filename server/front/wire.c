@@ -1,0 +1,140 @@
+/* Encoding and decoding of frame payloads. Any thread. */
+#include "server/front/wire.h"
+
+#include <string.h>
+
+/* Arrays are kept at 8-byte borders of the frame, so that they can be read in place. */
+enum { ALIGN = 8 };
+
+typedef struct {
+    uint32_t version, config_bytes, info_bytes, stats_bytes;
+} config_head_t;
+
+static epx_status_t put(epx_str_t *out, const void *data, size_t n) {
+    static const char zeros[ALIGN];
+    EPX_TRY(epx_str_append(out, data, n));
+    return epx_str_append(out, zeros, (ALIGN - n % ALIGN) % ALIGN);
+}
+
+/* NULL and "" differ: length -1 is NULL. */
+static epx_status_t put_text(epx_str_t *out, const char *s) {
+    int64_t n = s ? (int64_t)strlen(s) : -1;
+    EPX_TRY(put(out, &n, sizeof n));
+    return s ? put(out, s, (size_t)n + 1) : EPX_OK;
+}
+
+static const void *take(epx_wire_reader_t *r, size_t n) {
+    const char *p = r->p;
+    size_t whole = n + (ALIGN - n % ALIGN) % ALIGN;
+    if (r->bad || whole < n || whole > r->n_bytes) {
+        r->bad = 1;
+        return NULL;
+    }
+    r->p += whole;
+    r->n_bytes -= whole;
+    return p;
+}
+
+static void get(epx_wire_reader_t *r, void *out, size_t n) {
+    const void *p = take(r, n);
+    if (p) memcpy(out, p, n);
+    else memset(out, 0, n);
+}
+
+static const char *get_text(epx_wire_reader_t *r) {
+    int64_t n;
+    const char *p;
+    get(r, &n, sizeof n);
+    if (r->bad || n < 0) return NULL;
+    p = take(r, (size_t)n + 1);
+    if (p && p[n] != 0) r->bad = 1;
+    return r->bad ? NULL : p;
+}
+
+static epx_status_t checked(const epx_wire_reader_t *r, const char *what) {
+    return r->bad ? epx_fail(EPX_ERR_FORMAT, "%s frame is cut short", what) : EPX_OK;
+}
+
+epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, int rank) {
+    config_head_t h = {EPX_WIRE_VERSION, sizeof *cfg, sizeof(epx_rank_info_t), sizeof(epx_rank_stats_t)};
+    epx_rank_config_t c = *cfg;
+    c.rank = rank;
+    c.model_path = c.moe_a2a_backend = c.load_format = c.isa = NULL;
+    c.allgather = NULL;
+    c.barrier = NULL;
+    c.progress = NULL;
+    c.boot_ctx = c.progress_ctx = NULL;
+    EPX_TRY(put(out, &h, sizeof h));
+    EPX_TRY(put(out, &c, sizeof c));
+    EPX_TRY(put_text(out, cfg->model_path));
+    EPX_TRY(put_text(out, cfg->moe_a2a_backend));
+    EPX_TRY(put_text(out, cfg->load_format));
+    return put_text(out, cfg->isa);
+}
+
+epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_config_t *out_cfg) {
+    epx_wire_reader_t r = {data, n_bytes, 0};
+    config_head_t h;
+    get(&r, &h, sizeof h);
+    EPX_TRY(checked(&r, "configuration"));
+    if (h.version != EPX_WIRE_VERSION || h.config_bytes != sizeof *out_cfg || h.info_bytes != sizeof(epx_rank_info_t) ||
+        h.stats_bytes != sizeof(epx_rank_stats_t))
+        return epx_fail(EPX_ERR_MISMATCH, "front and worker are different programs: wire version %u, here %d", h.version,
+                        (int)EPX_WIRE_VERSION);
+    get(&r, out_cfg, sizeof *out_cfg);
+    out_cfg->model_path = get_text(&r);
+    out_cfg->moe_a2a_backend = get_text(&r);
+    out_cfg->load_format = get_text(&r);
+    out_cfg->isa = get_text(&r);
+    return checked(&r, "configuration");
+}
+
+epx_status_t epx_wire_put_request(epx_str_t *out, const epx_request_t *req) {
+    epx_request_t q = *req;
+    q.prompt = q.stop_ids = NULL;
+    EPX_TRY(put(out, &q, sizeof q));
+    EPX_TRY(put(out, req->prompt, sizeof *req->prompt * (size_t)req->n_prompt));
+    return put(out, req->stop_ids, sizeof *req->stop_ids * (size_t)req->n_stop_ids);
+}
+
+epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_t *out_req) {
+    epx_wire_reader_t r = {data, n_bytes, 0};
+    get(&r, out_req, sizeof *out_req);
+    if (out_req->n_prompt < 0 || out_req->n_stop_ids < 0) r.bad = 1;
+    EPX_TRY(checked(&r, "request"));
+    out_req->prompt = take(&r, sizeof *out_req->prompt * (size_t)out_req->n_prompt);
+    out_req->stop_ids = take(&r, sizeof *out_req->stop_ids * (size_t)out_req->n_stop_ids);
+    return checked(&r, "request");
+}
+
+epx_status_t epx_wire_put_event(epx_str_t *out, const epx_event_t *ev) {
+    epx_event_t e = *ev;
+    e.error = NULL;
+    EPX_TRY(put(out, &e, sizeof e));
+    return put_text(out, ev->error);
+}
+
+epx_status_t epx_wire_get_event(epx_wire_reader_t *r, epx_event_t *out_ev) {
+    if (r->n_bytes == 0) return EPX_AGAIN;
+    get(r, out_ev, sizeof *out_ev);
+    out_ev->error = get_text(r);
+    return checked(r, "event");
+}
+
+epx_status_t epx_wire_put_failure(epx_str_t *out, epx_status_t status, const char *message) {
+    int32_t number = status;
+    EPX_TRY(put(out, &number, sizeof number));
+    return put_text(out, message);
+}
+
+epx_status_t epx_wire_get_failure(const char *data, size_t n_bytes, epx_status_t *out_status, const char **out_message) {
+    epx_wire_reader_t r = {data, n_bytes, 0};
+    int32_t number;
+    const char *text;
+    get(&r, &number, sizeof number);
+    text = get_text(&r);
+    EPX_TRY(checked(&r, "failure"));
+    *out_status = (epx_status_t)number;
+    *out_message = text ? text : "";
+    return EPX_OK;
+}

@@ -1,0 +1,320 @@
+/* The front with ranks that have no model: bootstrap, order of events, cancelling, every way to die, nothing left behind. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "server/front/wire.h"
+#include "tests/server/front_util.h"
+
+static front_t f;
+
+static void open_or_fail(const char *model, int n_ranks) {
+    epx_status_t s = front_open(&f, model, n_ranks);
+    if (s < 0) fail_msg("create: %s", epx_error_message());
+}
+
+static void pause_ms(long ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
+
+static void check_tokens(uint64_t id, int32_t first, int n) {
+    const front_result_t *q = front_result(&f, id);
+    assert_int_equal(q->n_tokens, n);
+    assert_int_equal(q->n_ends, 1);
+    for (int i = 0; i < n; i++) assert_int_equal(q->tokens[i], first + i);
+}
+
+static void test_status_and_stats(void **state) {
+    epx_cluster_status_t st;
+    epx_rank_stats_t stats[3];
+    (void)state;
+    open_or_fail("fake", 3);
+    epx_cluster_status(f.cluster, &st);
+    assert_int_equal(st.n_ranks, 3);
+    assert_int_equal(st.failed, 0);
+    assert_string_equal(st.info.backend, "fake");
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 3), EPX_OK);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(st.mapped_bytes[r], 1000 + r);
+        assert_int_equal(stats[r].rows_sent[1], 10 * r + 1);
+        assert_true(st.pids[r] > 0);
+    }
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 2), EPX_ERR_ARG);
+    front_close(&f);
+    for (int r = 0; r < 3; r++) assert_true(front_gone_within(st.pids[r], 0));
+    assert_true(front_no_children());
+}
+
+static void test_many_requests(void **state) {
+    enum { N = 120 };
+    uint64_t ids[N];
+    epx_rank_stats_t stats[2];
+    (void)state;
+    open_or_fail("fake", 2);
+    for (int i = 0; i < N; i++) {
+        int32_t prompt[3] = {100 * i, 100 * i, 100 * i};
+        ids[i] = front_submit(&f, prompt, 1 + i % 3, 1 + i % 17, -1);
+        assert_true(ids[i] > 0);
+    }
+    assert_true(front_wait_ends(&f, N));
+    for (int i = 0; i < N; i++) {
+        check_tokens(ids[i], 100 * i, 1 + i % 17);
+        assert_int_equal(front_result(&f, ids[i])->finish, EPX_FINISH_LENGTH);
+    }
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 2), EPX_OK);
+    assert_true(stats[0].n_decode_tokens > 0 && stats[1].n_decode_tokens > 0);
+    front_close(&f);
+}
+
+/* Idle ranks are not stepped by anything but a wake: the fake rank reports it as an error, which would end the cluster. */
+static void test_idle_ranks(void **state) {
+    epx_rank_stats_t stats[2];
+    int32_t prompt = 7;
+    (void)state;
+    open_or_fail("fake", 2);
+    for (int i = 0; i < 20; i++) {
+        uint64_t id;
+        epx_cluster_cancel(f.cluster, 999);
+        assert_int_equal(epx_cluster_stats(f.cluster, stats, 2), EPX_OK);
+        id = front_submit(&f, &prompt, 1, 2, i % 2);
+        assert_true(front_wait_ends(&f, i + 1));
+        check_tokens(id, 7, 2);
+        epx_cluster_cancel(f.cluster, id);
+        if (i % 5 == 0) pause_ms(10);
+    }
+    assert_int_equal(f.n_failures, 0);
+    front_close(&f);
+    assert_int_equal(f.n_failures, 0);
+}
+
+static void test_cancel_and_refusal(void **state) {
+    int32_t prompt[2] = {1, 1}, damaged[2] = {1, 2};
+    uint64_t a, b, c;
+    (void)state;
+    open_or_fail("fake:slow", 2);
+    a = front_submit(&f, prompt, 2, 500, 0);
+    b = front_submit(&f, prompt, 2, 3, 0);
+    c = front_submit(&f, damaged, 2, 3, 1);
+    assert_true(front_wait_tokens(&f, a, 2));
+    epx_cluster_cancel(f.cluster, a);
+    assert_true(front_wait_ends(&f, 3));
+    assert_int_equal(front_result(&f, a)->finish, EPX_FINISH_CANCELLED);
+    assert_true(front_result(&f, a)->n_tokens < 500);
+    check_tokens(b, 1, 3);
+    assert_int_equal(front_result(&f, c)->finish, EPX_FINISH_ERROR);
+    assert_non_null(strstr(front_result(&f, c)->error, "prompt[1]"));
+    assert_int_equal(f.n_failures, 0);
+    front_close(&f);
+}
+
+static void test_bad_submit(void **state) {
+    int32_t prompt = 1;
+    epx_request_t req = {.prompt = &prompt, .n_prompt = 0, .max_new_tokens = 1};
+    uint64_t id;
+    (void)state;
+    open_or_fail("fake", 1);
+    assert_int_equal(epx_cluster_submit(f.cluster, &req, -1, &id), EPX_ERR_ARG);
+    req.n_prompt = 1;
+    assert_int_equal(epx_cluster_submit(f.cluster, &req, 1, &id), EPX_ERR_ARG);
+    assert_int_equal(epx_cluster_submit(f.cluster, &req, -2, &id), EPX_ERR_ARG);
+    front_close(&f);
+}
+
+/* A rank that does not read must not block callers; large frames come through whole. */
+static void test_stopped_rank(void **state) {
+    enum { N = 12, LONG = 50000 };
+    int32_t *prompt = malloc(sizeof *prompt * LONG);
+    epx_cluster_status_t st;
+    epx_rank_stats_t stats[2];
+    uint64_t t0;
+    (void)state;
+    assert_non_null(prompt);
+    for (int i = 0; i < LONG; i++) prompt[i] = 3;
+    open_or_fail("fake", 2);
+    epx_cluster_status(f.cluster, &st);
+    kill(st.pids[0], SIGSTOP);
+    t0 = epx_now_ns();
+    for (int i = 0; i < N; i++) assert_true(front_submit(&f, prompt, LONG, 2, 0) > 0);
+    assert_true(epx_now_ns() - t0 < 1000000000u);
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 2), EPX_ERR_TIMEOUT);
+    assert_non_null(strstr(epx_error_message(), "rank 0"));
+    kill(st.pids[0], SIGCONT);
+    assert_true(front_wait_ends(&f, N));
+    for (uint64_t id = 1; id <= N; id++) check_tokens(id, 3, 2);
+    front_close(&f);
+    free(prompt);
+}
+
+/* victims: a bit per rank. */
+static void check_death(const char *model, int n_ranks, int victim, int sig, const char *sig_name) {
+    epx_cluster_status_t st;
+    int32_t prompt = 1;
+    uint64_t ids[4], id, killed_ns;
+    char who[64];
+    open_or_fail(model, n_ranks);
+    epx_cluster_status(f.cluster, &st);
+    for (int i = 0; i < 4; i++) ids[i] = front_submit(&f, &prompt, 1, 500, i % n_ranks);
+    for (int i = 0; i < 4; i++) assert_true(front_wait_tokens(&f, ids[i], 2));
+    killed_ns = epx_now_ns();
+    kill(st.pids[victim], sig);
+    assert_true(front_wait_failure(&f));
+    assert_true(f.failure_ns - killed_ns < 1000000000u);
+    assert_int_equal(f.n_ended, 4);
+    snprintf(who, sizeof who, "rank %d (process %d)", victim, st.pids[victim]);
+    for (int i = 0; i < 4; i++) {
+        const front_result_t *q = front_result(&f, ids[i]);
+        assert_int_equal(q->finish, EPX_FINISH_ERROR);
+        assert_int_equal(q->n_ends, 1);
+        assert_non_null(strstr(q->error, who));
+        assert_non_null(strstr(q->error, sig_name));
+    }
+    assert_non_null(strstr(f.failure, who));
+    assert_int_equal(epx_cluster_submit(f.cluster, &(epx_request_t){.prompt = &prompt, .n_prompt = 1, .max_new_tokens = 1}, -1, &id),
+                     EPX_ERR_PEER);
+    assert_non_null(strstr(epx_error_message(), who));
+    epx_cluster_status(f.cluster, &st);
+    assert_int_equal(st.failed, 1);
+    assert_non_null(strstr(st.failure, who));
+    for (int r = 0; r < n_ranks; r++) assert_true(front_gone_within(st.pids[r], 2000));
+    front_close(&f);
+    assert_int_equal(f.n_failures, 1);
+    assert_true(front_no_children());
+}
+
+static void test_killed_rank(void **state) {
+    (void)state;
+    check_death("fake:slow", 2, 1, SIGKILL, "SIGKILL");
+    check_death("fake:slow", 3, 0, SIGKILL, "SIGKILL");
+    check_death("fake:slow", 1, 0, SIGABRT, "SIGABRT");
+}
+
+static void test_lost_peer(void **state) {
+    int32_t prompt = 1;
+    uint64_t id;
+    (void)state;
+    open_or_fail("fake:lost", 2);
+    id = front_submit(&f, &prompt, 1, 500, 0);
+    assert_true(front_wait_failure(&f));
+    assert_non_null(strstr(f.failure, "rank 0: rank 1 does not answer"));
+    assert_int_equal(front_result(&f, id)->finish, EPX_FINISH_ERROR);
+    front_close(&f);
+    assert_int_equal(f.n_failures, 1);
+    assert_true(front_no_children());
+}
+
+static void test_start_failures(void **state) {
+    static const struct {
+        const char *model, *text;
+        epx_status_t status;
+    } cases[] = {{"fake:refuse", "rank 1: fake/model.safetensors: refused as asked", EPX_ERR_FORMAT},
+                 {"fake:crash", "ended with exit code 42", EPX_ERR_PEER},
+                 {"fake:uneven", "bootstrap: rank 1 gave 15 bytes, rank 0 gave 16", EPX_ERR_MISMATCH}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(front_open(&f, cases[i].model, 3), cases[i].status);
+        assert_non_null(strstr(epx_error_message(), cases[i].text));
+        assert_int_equal(f.n_failures, 0);
+        assert_true(front_no_children());
+    }
+}
+
+static void test_no_program(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg, .program = "/nonexistent/epx", .on_event = (epx_event_fn)abort};
+    epx_cluster_t *c;
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    assert_int_equal(epx_cluster_create(&cfg, &c), EPX_ERR_OS);
+    assert_non_null(strstr(epx_error_message(), "/nonexistent/epx"));
+    cfg.rank.tp = 65;
+    assert_int_equal(epx_cluster_create(&cfg, &c), EPX_ERR_ARG);
+}
+
+static void test_stop_is_bounded(void **state) {
+    epx_cluster_status_t st;
+    int32_t prompt = 1;
+    uint64_t id, t0;
+    (void)state;
+    open_or_fail("fake:stuck", 2);
+    epx_cluster_status(f.cluster, &st);
+    id = front_submit(&f, &prompt, 1, 5, 0);
+    pause_ms(50);
+    t0 = epx_now_ns();
+    front_close(&f);
+    assert_true(epx_now_ns() - t0 < 6500000000u);
+    assert_int_equal(front_result(&f, id)->finish, EPX_FINISH_ERROR);
+    assert_int_equal(f.n_failures, 0);
+    for (int r = 0; r < 2; r++) assert_true(front_gone_within(st.pids[r], 0));
+    assert_true(front_no_children());
+}
+
+static void test_stop_cancels(void **state) {
+    int32_t prompt = 1;
+    uint64_t id, t0;
+    (void)state;
+    open_or_fail("fake:slow", 2);
+    id = front_submit(&f, &prompt, 1, 500, 1);
+    assert_true(front_wait_tokens(&f, id, 1));
+    t0 = epx_now_ns();
+    front_close(&f);
+    assert_true(epx_now_ns() - t0 < 1000000000u);
+    assert_int_equal(front_result(&f, id)->finish, EPX_FINISH_CANCELLED);
+}
+
+static void test_killed_front(void **state) {
+    int pids[2], shm = front_shm_entries(), status;
+    int front = front_spawn_sacrifice("fake:slow", pids);
+    (void)state;
+    assert_true(front > 0 && pids[0] > 0 && pids[1] > 0);
+    kill(front, SIGKILL);
+    assert_int_equal(waitpid(front, &status, 0), front);
+    for (int r = 0; r < 2; r++) assert_true(front_gone_within(pids[r], 2000));
+    assert_int_equal(front_shm_entries(), shm);
+}
+
+static void test_wire(void **state) {
+    epx_rank_config_t cfg, back;
+    epx_str_t s = {0};
+    epx_event_t ev = {.id = 9, .token = 4, .error = "why"}, ev2;
+    (void)state;
+    epx_rank_config_init(&cfg);
+    cfg.model_path = "a/b";
+    cfg.isa = NULL;
+    cfg.moe_a2a_backend = "";
+    assert_int_equal(epx_wire_put_config(&s, &cfg, 5), EPX_OK);
+    assert_int_equal(epx_wire_get_config(s.data, s.n_bytes, &back), EPX_OK);
+    assert_int_equal(back.rank, 5);
+    assert_string_equal(back.model_path, "a/b");
+    assert_string_equal(back.moe_a2a_backend, "");
+    assert_null(back.isa);
+    for (size_t n = 0; n < s.n_bytes; n += 8) assert_int_equal(epx_wire_get_config(s.data, n, &back), EPX_ERR_FORMAT);
+    s.data[0] ^= 1;
+    assert_int_equal(epx_wire_get_config(s.data, s.n_bytes, &back), EPX_ERR_MISMATCH);
+    epx_str_clear(&s);
+    assert_int_equal(epx_wire_put_event(&s, &ev), EPX_OK);
+    epx_wire_reader_t r = {s.data, s.n_bytes, 0};
+    assert_int_equal(epx_wire_get_event(&r, &ev2), EPX_OK);
+    assert_string_equal(ev2.error, "why");
+    assert_int_equal(epx_wire_get_event(&r, &ev2), EPX_AGAIN);
+    r = (epx_wire_reader_t){s.data, s.n_bytes - 8, 0};
+    assert_int_equal(epx_wire_get_event(&r, &ev2), EPX_ERR_FORMAT);
+    epx_str_fini(&s);
+}
+
+int main(int argc, char **argv) {
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire), cmocka_unit_test(test_status_and_stats), cmocka_unit_test(test_many_requests),
+        cmocka_unit_test(test_idle_ranks), cmocka_unit_test(test_cancel_and_refusal), cmocka_unit_test(test_bad_submit),
+        cmocka_unit_test(test_stopped_rank), cmocka_unit_test(test_killed_rank), cmocka_unit_test(test_lost_peer),
+        cmocka_unit_test(test_start_failures), cmocka_unit_test(test_no_program), cmocka_unit_test(test_stop_is_bounded),
+        cmocka_unit_test(test_stop_cancels), cmocka_unit_test(test_killed_front)};
+    int special = front_special_main(argc, argv);
+    if (special >= 0) return special;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
