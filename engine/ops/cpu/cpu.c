@@ -1,0 +1,91 @@
+/* Create, destroy and scratch of the CPU op backend. */
+#include "engine/ops/cpu/cpu.h"
+
+#include <stdlib.h>
+
+#include "base/checked.h"
+
+enum { MIN_ROWS = 256 }; /* so that a wave of a small batch still has work for every thread */
+
+static void cpu_destroy(epx_ops_t *ops) {
+    epx_cpu_ops_t *c = epx_cpu(ops);
+    epx_pool_destroy(c->pool);
+    free(c->packed);
+    free(c->mid);
+    free(c->segments);
+    free(c->per_thread);
+    free(c);
+}
+
+static const char *cpu_isa(const epx_ops_t *ops) { return ((const epx_cpu_ops_t *)(const void *)ops)->k->name; }
+static int cpu_n_threads(const epx_ops_t *ops) { return epx_pool_n_threads(((const epx_cpu_ops_t *)(const void *)ops)->pool); }
+
+/* *out = a * b elements, 64-byte aligned; the old block is freed only on success. */
+static epx_status_t grow(void **out, int64_t a, int64_t b, size_t elem_bytes) {
+    size_t bytes;
+    if (!epx_mul_size((size_t)a, (size_t)b, &bytes) || !epx_mul_size(bytes, elem_bytes, &bytes) || !epx_round_up_size(bytes, 64, &bytes))
+        return epx_fail(EPX_ERR_NOMEM, "ops scratch of %lld x %lld elements overflows", (long long)a, (long long)b);
+    void *p = aligned_alloc(64, bytes);
+    if (p == NULL) return epx_fail(EPX_ERR_NOMEM, "ops scratch: %zu bytes wanted", bytes);
+    free(*out);
+    *out = p;
+    return EPX_OK;
+}
+
+static int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static epx_status_t cpu_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k, int n_heads, int64_t max_ffn) {
+    epx_cpu_ops_t *c = epx_cpu(ops);
+    (void)n_heads; /* attention works in tiles of fixed size */
+    if (max_k > INT32_MAX || max_ffn > INT32_MAX || max_rows > INT32_MAX)
+        return epx_fail(EPX_ERR_ARG, "epx_ops_reserve: max_rows %lld, max_k %lld, max_ffn %lld; legal: below 2^31", (long long)max_rows,
+                        (long long)max_k, (long long)max_ffn);
+    const int64_t rows = max_i64(c->max_rows, max_i64(max_rows, MIN_ROWS));
+    const int64_t k = max_i64(c->max_k, epx_packed_len(max_i64(max_k, max_ffn), EPX_OPS_MAX_WIDTH));
+    const int64_t ffn = max_i64(c->max_ffn, epx_packed_len(max_ffn, EPX_OPS_MAX_WIDTH));
+    const int64_t gemm = EPX_OPS_WIDE_ROWS * k + 2 * EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK;
+    const int64_t per_thread = max_i64(gemm, EPX_OPS_ATTN_FLOATS);
+    EPX_TRY(grow((void **)&c->per_thread, epx_pool_n_threads(c->pool), per_thread, sizeof(float)));
+    c->thread_floats = per_thread;
+    EPX_TRY(grow((void **)&c->packed, rows, k, sizeof(float)));
+    EPX_TRY(grow((void **)&c->mid, rows, ffn + 16, sizeof(float)));
+    EPX_TRY(grow((void **)&c->segments, rows, 1, sizeof *c->segments));
+    c->max_k = k;
+    c->max_ffn = ffn;
+    c->max_rows = rows;
+    return EPX_OK;
+}
+
+static const epx_ops_vtbl_t g_vtbl = {
+    .destroy = cpu_destroy,
+    .isa = cpu_isa,
+    .n_threads = cpu_n_threads,
+    .isa_available = epx_ops_cpu_isa_available,
+    .reserve = cpu_reserve,
+    .embed = epx_cpu_embed,
+    .rmsnorm = epx_cpu_rmsnorm,
+    .linear = epx_cpu_linear,
+    .add = epx_cpu_add,
+    .qk_norm_rope_store = epx_cpu_qk_norm_rope_store,
+    .attention = epx_cpu_attention,
+    .router_softmax_topk = epx_cpu_router,
+    .experts = epx_cpu_experts,
+};
+
+epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops) {
+    const epx_cpu_kernels_t *k = epx_cpu_kernels_find(cfg->isa);
+    if (k == NULL)
+        return epx_fail(EPX_ERR_UNSUPPORTED, "instruction set '%s' is not available; legal here: %s", cfg->isa, epx_ops_cpu_isa_available());
+    epx_cpu_ops_t *c = calloc(1, sizeof *c);
+    if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "ops object");
+    c->base.v = &g_vtbl;
+    c->k = k;
+    epx_status_t st = epx_pool_create(cfg->n_threads, cfg->cpus, &c->pool);
+    if (st == EPX_OK) st = cpu_reserve(&c->base, MIN_ROWS, 1, 0, 0);
+    if (st != EPX_OK) {
+        cpu_destroy(&c->base);
+        return st;
+    }
+    *out_ops = &c->base;
+    return EPX_OK;
+}

@@ -1,0 +1,57 @@
+/* The CPU op backend's object, shared by the op files of this folder. Threads and scratch live here, arithmetic in kernels.h. */
+#ifndef EPX_ENGINE_OPS_CPU_CPU_H
+#define EPX_ENGINE_OPS_CPU_CPU_H
+
+#include "engine/ops/cpu/kernels.h"
+#include "engine/ops/cpu/pool.h"
+#include "engine/ops/ops_spi.h"
+
+/* Rows [row0, row0 + n) of a list, all of one expert; rows count from the start of the present wave. */
+typedef struct {
+    int32_t expert, row0, n;
+} epx_cpu_segment_t;
+
+typedef struct {
+    epx_ops_t base;
+    const epx_cpu_kernels_t *k;
+    epx_pool_t *pool;          /* owned */
+    int64_t max_rows;          /* rows that `packed` and `mid` hold; more rows are done in waves */
+    int64_t max_k, max_ffn;    /* reserved, padded to whole register pairs */
+    float *packed;             /* owned, [max_rows, max_k] */
+    float *mid;                /* owned, [max_rows, max_ffn]: packed silu(gate) * up */
+    epx_cpu_segment_t *segments; /* owned, [max_rows] */
+    float *per_thread;         /* owned, [n_threads, thread_floats] */
+    int64_t thread_floats;
+} epx_cpu_ops_t;
+
+static inline epx_cpu_ops_t *epx_cpu(epx_ops_t *ops) { return (epx_cpu_ops_t *)(void *)ops; }
+static inline float *epx_cpu_scratch(const epx_cpu_ops_t *c, int thread) { return c->per_thread + thread * c->thread_floats; }
+static inline int64_t epx_cpu_packed_len(const epx_cpu_ops_t *c, int64_t k) { return epx_packed_len(k, c->k->width); }
+static inline int64_t epx_div_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Whether a job of about this size pays for waking workers. One core: about 10 bytes and 100 operations a nanosecond. */
+static inline int epx_cpu_worth(double bytes, double operations) { return bytes / 10.0 + operations / 100.0 > 12000.0; }
+
+/* Bytes of one element of a weight. */
+static inline int64_t epx_weight_bytes(epx_wtype_t type) { return type == EPX_W_BF16 ? 2 : 4; }
+
+epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
+const char *epx_ops_cpu_isa_available(void);
+
+/* The functions of the table in ops_spi.h. */
+void epx_cpu_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
+void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
+void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
+                    int64_t n_rows, float *out, int64_t ldo);
+void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
+void epx_cpu_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
+                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
+                                float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
+void epx_cpu_attention(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+                       int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
+void epx_cpu_router(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
+                    int32_t *out_ids, float *out_weights);
+void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
+                     float *out);
+
+#endif

@@ -1,0 +1,38 @@
+/* What an op backend provides. Only engine/ops sees this; models use ops.h. The meaning of every function is that of the
+ * epx_ops_ function of the same name. */
+#ifndef EPX_ENGINE_OPS_OPS_SPI_H
+#define EPX_ENGINE_OPS_OPS_SPI_H
+
+#include "engine/ops/ops.h"
+
+typedef struct {
+    void (*destroy)(epx_ops_t *ops);
+    const char *(*isa)(const epx_ops_t *ops);
+    int (*n_threads)(const epx_ops_t *ops);
+    const char *(*isa_available)(void);
+    epx_status_t (*reserve)(epx_ops_t *ops, int64_t max_rows, int64_t max_k, int n_heads, int64_t max_ffn);
+    void (*embed)(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
+    void (*rmsnorm)(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
+    void (*linear)(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
+                   int64_t n_rows, float *out, int64_t ldo);
+    void (*add)(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
+    void (*qk_norm_rope_store)(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
+                               const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
+                               float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
+    void (*attention)(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+                      int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
+    void (*router_softmax_topk)(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
+                                int32_t *out_ids, float *out_weights);
+    void (*experts)(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
+                    float *out);
+} epx_ops_vtbl_t;
+
+/* First member of every backend's object. */
+struct epx_ops {
+    const epx_ops_vtbl_t *v;
+};
+
+/* Signature of each backend's epx_ops_<name>_create. `cfg` is checked. */
+typedef epx_status_t (*epx_ops_create_fn)(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
+
+#endif
