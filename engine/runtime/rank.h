@@ -17,21 +17,21 @@ typedef struct epx_rank epx_rank_t;
 
 typedef struct {
     uint32_t size;
-    const char *model_path;       /* directory of a Hugging Face checkpoint */
-    int rank, tp;                 /* world rank and size */
-    int dp, ep;                   /* attention-DP ranks, expert-parallel ranks; here dp == tp and ep == tp */
-    const char *moe_a2a_backend;  /* "auto", "none", "pplx" */
+    const char *model_path;      /* directory of a Hugging Face checkpoint */
+    int rank, tp;                /* world rank and size */
+    int dp, ep;                  /* attention-DP ranks, expert-parallel ranks; here dp == tp and ep == tp */
+    const char *moe_a2a_backend; /* "auto", "none", "pplx" */
     epx_combine_t combine;
-    const char *load_format;      /* "auto", "dummy" */
-    uint64_t random_seed;         /* dummy weights */
-    int n_threads;                /* of this rank's ops; 0: cores / tp, at least 1 */
-    const char *isa;              /* NULL: best */
-    int max_running;              /* requests in a batch of this rank; 0: 64 */
-    int chunk_tokens;             /* prefill tokens of this rank per step; 0: 256 */
-    int64_t max_total_tokens;     /* KV capacity of this rank in tokens; 0: from free memory, see docs/serving.md */
-    int page_size;                /* KV page; 0: 16 */
-    int max_context;              /* 0: max_position_embeddings */
-    uint64_t timeout_ns;          /* of every wait for a peer; 0: 10 s */
+    const char *load_format;  /* "auto", "dummy" */
+    uint64_t random_seed;     /* dummy weights */
+    int n_threads;            /* of this rank's ops; 0: cores / tp, at least 1 */
+    const char *isa;          /* NULL: best */
+    int max_running;          /* requests in a batch of this rank; 0: 64 */
+    int chunk_tokens;         /* prefill tokens of this rank per step; 0: 256 */
+    int64_t max_total_tokens; /* KV capacity of this rank in tokens; 0: from free memory, see docs/serving.md */
+    int page_size;            /* KV page; 0: 16 */
+    int max_context;          /* 0: max_position_embeddings */
+    uint64_t timeout_ns;      /* of every wait for a peer; 0: 10 s */
     /* bootstrap, as in epx_world_config_t; NULL when tp == 1 */
     epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
     epx_status_t (*barrier)(void *ctx);
@@ -42,13 +42,13 @@ typedef struct {
 } epx_rank_config_t;
 
 typedef struct {
-    uint64_t id;              /* chosen by the caller, unique among live requests of this rank */
-    const int32_t *prompt;    /* [n_prompt] borrowed during submit; n_prompt >= 1 */
+    uint64_t id;           /* chosen by the caller, unique among live requests of this rank */
+    const int32_t *prompt; /* [n_prompt] borrowed during submit; n_prompt >= 1 */
     int32_t n_prompt;
-    int32_t max_new_tokens;   /* >= 1; prompt + max_new <= context */
+    int32_t max_new_tokens; /* >= 1; prompt + max_new <= context */
     epx_sampling_t sampling;
     int ignore_eos;
-    const int32_t *stop_ids;  /* further end tokens, borrowed during submit */
+    const int32_t *stop_ids; /* further end tokens, borrowed during submit */
     int32_t n_stop_ids;
 } epx_request_t;
 
@@ -57,19 +57,19 @@ typedef enum { EPX_FINISH_NONE = 0, EPX_FINISH_STOP, EPX_FINISH_LENGTH, EPX_FINI
 /* One event: a new token and / or the end of a request. */
 typedef struct {
     uint64_t id;
-    int32_t token;         /* -1: none (end without a token: cancelled, error) */
+    int32_t token; /* -1: none (end without a token: cancelled, error) */
     float logprob;
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
-    const char *error;     /* EPX_FINISH_ERROR: why; borrowed during the callback */
+    const char *error; /* EPX_FINISH_ERROR: why; borrowed during the callback */
 } epx_event_t;
 typedef void (*epx_event_fn)(void *ctx, const epx_event_t *ev);
 
 typedef struct {
     int n_ranks, n_layers, n_experts, top_k, hidden, vocab;
     int max_context;
-    int64_t kv_tokens;             /* capacity */
-    uint64_t mapped_bytes;         /* of checkpoint files mapped by this rank */
+    int64_t kv_tokens;     /* capacity */
+    uint64_t mapped_bytes; /* of checkpoint files mapped by this rank */
     uint64_t kv_bytes, exchange_bytes;
     int32_t eos_ids[8];
     int n_eos;
@@ -82,7 +82,7 @@ typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
     int n_running, n_waiting;
     int64_t kv_used_tokens;
-    uint64_t rows_sent[64];  /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
+    uint64_t rows_sent[64]; /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
 } epx_rank_stats_t;
 
 void epx_rank_config_init(epx_rank_config_t *cfg);

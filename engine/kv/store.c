@@ -1,0 +1,54 @@
+/* KV storage. See store.h. */
+#include "engine/kv/store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+
+struct epx_kv_store {
+    epx_kv_layer_t *layers; /* [n_layers] */
+    void *map;
+    size_t n_bytes;
+};
+
+size_t epx_kv_token_bytes(const epx_kv_shape_t *s) {
+    return (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads * (size_t)s->head_dim * sizeof(float);
+}
+
+epx_status_t epx_kv_store_create(const epx_kv_shape_t *shape, epx_kv_store_t **out_s) {
+    size_t n_bytes, n_tokens = (size_t)shape->n_pages * (size_t)shape->page_size;
+    if (!epx_mul_size(n_tokens, epx_kv_token_bytes(shape), &n_bytes))
+        return epx_fail(EPX_ERR_CAPACITY, "KV store: %zu tokens of %zu bytes overflow", n_tokens, epx_kv_token_bytes(shape));
+    epx_kv_store_t *s = calloc(1, sizeof *s);
+    if (!s || !(s->layers = calloc((size_t)shape->n_layers, sizeof *s->layers))) {
+        free(s);
+        return epx_fail(EPX_ERR_NOMEM, "KV store: no memory for tables");
+    }
+    s->n_bytes = n_bytes;
+    s->map = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (s->map == MAP_FAILED) {
+        int err = errno;
+        free(s->layers);
+        free(s);
+        return epx_fail_errno(EPX_ERR_NOMEM, err, "KV store: %zu bytes for %zu tokens", n_bytes, n_tokens);
+    }
+    size_t half = n_tokens * (size_t)shape->n_kv_heads * (size_t)shape->head_dim; /* floats of K, or of V, of one layer */
+    for (int l = 0; l < shape->n_layers; l++) {
+        float *k = (float *)s->map + (size_t)l * 2 * half;
+        s->layers[l] = (epx_kv_layer_t){k, k + half, shape->page_size, shape->n_kv_heads, shape->head_dim};
+    }
+    *out_s = s;
+    return EPX_OK;
+}
+
+void epx_kv_store_destroy(epx_kv_store_t *s) {
+    if (!s) return;
+    munmap(s->map, s->n_bytes);
+    free(s->layers);
+    free(s);
+}
+
+const epx_kv_layer_t *epx_kv_store_layers(const epx_kv_store_t *s) { return s->layers; }
+size_t epx_kv_store_bytes(const epx_kv_store_t *s) { return s->n_bytes; }

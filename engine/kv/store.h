@@ -1,0 +1,33 @@
+/* The keys and values themselves: per layer K and V pages of f32 in one anonymous mapping, touched only as pages are used.
+ * And how many tokens fit into the memory that is free. One thread. */
+#ifndef EPX_ENGINE_KV_STORE_H
+#define EPX_ENGINE_KV_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "engine/ops/ops.h"
+
+typedef struct epx_kv_store epx_kv_store_t;
+
+typedef struct {
+    int n_layers, n_kv_heads, head_dim;
+    int32_t n_pages, page_size;
+} epx_kv_shape_t;
+
+/* Bytes that one token takes over all layers. */
+size_t epx_kv_token_bytes(const epx_kv_shape_t *s);
+/* EPX_ERR_NOMEM names the bytes. */
+epx_status_t epx_kv_store_create(const epx_kv_shape_t *shape, epx_kv_store_t **out_s);
+void epx_kv_store_destroy(epx_kv_store_t *s);
+/* [n_layers], borrowed until destroy. */
+const epx_kv_layer_t *epx_kv_store_layers(const epx_kv_store_t *s);
+size_t epx_kv_store_bytes(const epx_kv_store_t *s);
+
+/* Memory that this process may still take: the smallest of MemAvailable and, for its cgroup and each parent, limit minus use
+ * (file cache that can be dropped is not use). Reads /proc and /sys/fs/cgroup (v2, and the v1 memory controller); 0 when nothing
+ * can be read. */
+uint64_t epx_memory_available(void);
+
+#endif

@@ -1,0 +1,136 @@
+/* Life of a model on one rank. See model.h. */
+#include "engine/model/model.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+#include "engine/model/common/arch.h"
+#include "engine/model/load/checkpoint.h"
+
+void epx_model_expert_range(int n_experts, int rank, int n_ranks, int *out_first, int *out_n) {
+    int base = n_experts / n_ranks, extra = n_experts % n_ranks;
+    *out_first = rank * base + (rank < extra ? rank : extra);
+    *out_n = base + (rank < extra);
+}
+
+static epx_status_t alloc_rows(const epx_model_t *m, int64_t width, void *out_ptr) {
+    size_t n_bytes;
+    void *p = NULL;
+    if (epx_mul_size((size_t)m->max_rows, (size_t)width, &n_bytes) && epx_mul_size(n_bytes, 4, &n_bytes) &&
+        epx_round_up_size(n_bytes, 64, &n_bytes))
+        p = aligned_alloc(64, n_bytes);
+    if (!p) return epx_fail(EPX_ERR_NOMEM, "model scratch: %d rows of %lld values", m->max_rows, (long long)width);
+    *(void **)out_ptr = p;
+    return EPX_OK;
+}
+
+static epx_status_t alloc_scratch(epx_model_t *m) {
+    const epx_model_config_t *c = &m->cfg;
+    int64_t n_q = (int64_t)c->n_heads * c->head_dim, n_kv = (int64_t)c->n_kv_heads * c->head_dim;
+    EPX_TRY(alloc_rows(m, c->hidden, &m->h));
+    EPX_TRY(alloc_rows(m, c->hidden, &m->norm));
+    EPX_TRY(alloc_rows(m, n_q + 2 * n_kv, &m->qkv));
+    EPX_TRY(alloc_rows(m, n_q, &m->attn));
+    EPX_TRY(alloc_rows(m, c->hidden, &m->proj));
+    EPX_TRY(alloc_rows(m, c->n_experts, &m->router));
+    EPX_TRY(alloc_rows(m, c->top_k, &m->ids));
+    EPX_TRY(alloc_rows(m, c->top_k, &m->weights));
+    m->inv_freq = malloc((size_t)(c->head_dim / 2) * sizeof(float));
+    if (!m->inv_freq) return epx_fail(EPX_ERR_NOMEM, "model scratch: %d rotary frequencies", c->head_dim / 2);
+    for (int i = 0; i < c->head_dim / 2; i++) m->inv_freq[i] = (float)pow(c->rope_theta, -2.0 * i / c->head_dim);
+    m->rope_scale = 1.0f;
+    return EPX_OK;
+}
+
+static epx_status_t alloc_layers(epx_model_t *m) {
+    size_t n = (size_t)m->cfg.n_layers * (size_t)m->n_local_experts;
+    m->layers = calloc((size_t)m->cfg.n_layers, sizeof *m->layers);
+    m->experts = calloc(n ? n : 1, sizeof *m->experts);
+    if (!m->layers || !m->experts) return epx_fail(EPX_ERR_NOMEM, "model: no memory for tables of %zu experts", n);
+    for (int l = 0; l < m->cfg.n_layers; l++) m->layers[l].experts = m->experts + (size_t)l * (size_t)m->n_local_experts;
+    return EPX_OK;
+}
+
+epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_load_t *load, epx_ops_t *ops, epx_model_t **out_m) {
+    epx_status_t s;
+    epx_model_t *m = calloc(1, sizeof *m);
+    if (!m) return epx_fail(EPX_ERR_NOMEM, "model: no memory");
+    m->cfg = *cfg;
+    m->rank = load->rank;
+    m->n_ranks = load->n_ranks;
+    m->max_rows = load->max_rows;
+    m->ops = ops;
+    epx_model_expert_range(cfg->n_experts, m->rank, m->n_ranks, &m->first_expert, &m->n_local_experts);
+    EPX_TRY_GOTO(s, alloc_layers(m), err_model);
+    EPX_TRY_GOTO(s, epx_model_load_weights(m, load), err_model);
+    EPX_TRY_GOTO(s, alloc_scratch(m), err_model);
+    *out_m = m;
+    return EPX_OK;
+err_model:
+    epx_model_destroy(m);
+    return s;
+}
+
+void epx_model_destroy(epx_model_t *m) {
+    if (!m) return;
+    void *const owned[] = {m->h,   m->norm,    m->qkv,      m->attn,   m->proj,    m->router,
+                           m->ids, m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
+    if (m->expert_out) munmap(m->expert_out, m->expert_out_bytes);
+    epx_checkpoint_close(m->ck);
+    for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
+    free(m);
+}
+
+static int64_t max_expert_rows(const epx_model_t *m) {
+    int per_token = m->cfg.top_k < m->n_local_experts ? m->cfg.top_k : m->n_local_experts;
+    return (int64_t)m->n_ranks * m->max_rows * per_token;
+}
+
+epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan) {
+    const epx_model_config_t *c = &m->cfg;
+    int64_t rows = max_expert_rows(m), n_q = (int64_t)c->n_heads * c->head_dim, longest = c->hidden;
+    epx_plan_info_t info = {.size = sizeof info};
+    EPX_TRY(epx_plan_info(plan, &info));
+    if (info.n_local_experts != m->n_local_experts)
+        return epx_fail(EPX_ERR_INTERNAL, "model: the plan has %d local experts, the weights are of %d", info.n_local_experts,
+                        m->n_local_experts);
+    if (n_q > longest) longest = n_q;
+    if (c->moe_ffn > longest) longest = c->moe_ffn;
+    EPX_TRY(epx_ops_reserve(m->ops, rows > m->max_rows ? rows : m->max_rows, longest, c->n_heads, c->moe_ffn));
+    if (!m->expert_out && rows) { /* mapped, so that rows never used cost no memory */
+        m->expert_out_bytes = (size_t)rows * (size_t)c->hidden * sizeof(float);
+        void *p = mmap(NULL, m->expert_out_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) return epx_fail_errno(EPX_ERR_NOMEM, errno, "expert outputs: %zu bytes", m->expert_out_bytes);
+        m->expert_out = p;
+    }
+    m->plan = plan;
+    return EPX_OK;
+}
+
+void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg) {
+    out_cfg->max_tokens = m->max_rows;
+    out_cfg->hidden = m->cfg.hidden;
+    out_cfg->top_k = m->cfg.top_k;
+    out_cfg->n_experts = m->cfg.n_experts;
+    out_cfg->token_dtype = EPX_F32;
+    out_cfg->wire_dtype = EPX_F32;
+    out_cfg->expert_dtype = EPX_F32;
+    out_cfg->combine_dtype = EPX_F32;
+    out_cfg->layout = EPX_LAYOUT_LISTS;
+}
+
+const epx_model_config_t *epx_model_config(const epx_model_t *m) { return &m->cfg; }
+uint64_t epx_model_mapped_bytes(const epx_model_t *m) { return m->mapped_bytes; }
+
+void epx_model_set_probe(epx_model_t *m, epx_model_probe_fn fn, void *ctx) {
+    m->probe = fn;
+    m->probe_ctx = ctx;
+}
+
+epx_status_t epx_model_forward(epx_model_t *m, const epx_batch_t *b) {
+    EPX_ASSERT(m->plan && b->n_rows >= 0 && b->n_rows <= m->max_rows && b->n_logits <= b->n_rows);
+    return m->cfg.arch->forward(m, b);
+}

@@ -1,0 +1,82 @@
+/* From an architecture's tensor table to the rank's weight views: expand names, work out shapes, ask the loader. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model/common/arch.h"
+#include "engine/model/load/checkpoint.h"
+#include "engine/model/load/dummy.h"
+
+static int64_t dim_size(const epx_model_config_t *c, epx_dim_t d) {
+    const int64_t sizes[] = {
+        [EPX_DIM_NONE] = 0,
+        [EPX_DIM_HIDDEN] = c->hidden,
+        [EPX_DIM_VOCAB] = c->vocab,
+        [EPX_DIM_Q] = (int64_t)c->n_heads * c->head_dim,
+        [EPX_DIM_KV] = (int64_t)c->n_kv_heads * c->head_dim,
+        [EPX_DIM_HEAD] = c->head_dim,
+        [EPX_DIM_EXPERTS] = c->n_experts,
+        [EPX_DIM_FFN] = c->moe_ffn,
+    };
+    return sizes[d];
+}
+
+/* The pattern with %L and %E filled in. */
+static void expand(const char *pattern, int layer, int expert, char *out, size_t n_out) {
+    size_t at = 0;
+    for (const char *p = pattern; *p && at + 12 < n_out; p++) {
+        if (p[0] == '%' && (p[1] == 'L' || p[1] == 'E')) {
+            at += (size_t)snprintf(out + at, n_out - at, "%d", p[1] == 'L' ? layer : expert);
+            p++;
+        } else {
+            out[at++] = *p;
+        }
+    }
+    out[at] = 0;
+}
+
+static epx_weight_t *slot_of(epx_model_t *m, const epx_tensor_rule_t *r, int layer, int expert) {
+    if (strstr(r->name, "%E")) {
+        epx_expert_weights_t *e = &m->layers[layer].experts[expert - m->first_expert];
+        return r->slot == EPX_SLOT_GATE ? &e->gate : r->slot == EPX_SLOT_UP ? &e->up : &e->down;
+    }
+    return strstr(r->name, "%L") ? &m->layers[layer].w[r->slot] : &m->w[r->slot];
+}
+
+static void add_want(epx_model_t *m, const epx_tensor_rule_t *r, int layer, int expert, epx_want_t *out) {
+    expand(r->name, layer, expert, out->name, sizeof out->name);
+    out->n_dims = r->dims[1] == EPX_DIM_NONE ? 1 : 2;
+    out->shape[0] = dim_size(&m->cfg, r->dims[0]);
+    out->shape[1] = dim_size(&m->cfg, r->dims[1]);
+    out->view = slot_of(m, r, layer, expert);
+}
+
+/* All wants of one rule; out NULL: only count. */
+static size_t wants_of_rule(epx_model_t *m, const epx_tensor_rule_t *r, epx_want_t *out) {
+    if (r->only_untied && m->cfg.tie_embeddings) return 0;
+    int n_layers = strstr(r->name, "%L") ? m->cfg.n_layers : 1, by_expert = r->place == EPX_PLACE_BY_EXPERT;
+    int first = by_expert ? m->first_expert : 0, n_experts = by_expert ? m->n_local_experts : 1;
+    for (int l = 0; out && l < n_layers; l++)
+        for (int e = 0; e < n_experts; e++) add_want(m, r, l, first + e, out++);
+    return (size_t)n_layers * (size_t)n_experts;
+}
+
+static epx_status_t load_wants(epx_model_t *m, const epx_model_load_t *load, const epx_want_t *wants, size_t n) {
+    if (load->dummy) return epx_dummy_weights(load->seed, wants, n, load->progress, &m->dummy_block);
+    EPX_TRY(epx_checkpoint_open(load->dir, &m->ck));
+    EPX_TRY(epx_checkpoint_map(m->ck, wants, n, load->progress));
+    m->mapped_bytes = epx_checkpoint_mapped_bytes(m->ck);
+    return EPX_OK;
+}
+
+epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load) {
+    const epx_arch_t *a = m->cfg.arch;
+    size_t n = 0, at = 0;
+    for (int i = 0; i < a->n_rules; i++) n += wants_of_rule(m, &a->rules[i], NULL);
+    epx_want_t *wants = calloc(n, sizeof *wants);
+    if (!wants) return epx_fail(EPX_ERR_NOMEM, "%s: no memory for a list of %zu tensors", load->dir, n);
+    for (int i = 0; i < a->n_rules; i++) at += wants_of_rule(m, &a->rules[i], wants + at);
+    epx_status_t s = load_wants(m, load, wants, n);
+    free(wants);
+    return s;
+}

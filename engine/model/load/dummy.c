@@ -1,0 +1,50 @@
+/* Random weights. See dummy.h. */
+#include "engine/model/load/dummy.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "base/half.h"
+#include "base/philox.h"
+
+static size_t n_elems(const epx_want_t *w) { return (size_t)(w->n_dims == 2 ? w->shape[0] * w->shape[1] : w->shape[0]); }
+
+/* FNV-1a over the name, mixed with the seed (http://www.isthe.com/chongo/tech/comp/fnv). */
+static uint64_t tensor_seed(uint64_t seed, const char *name) {
+    uint64_t h = 0xCBF29CE484222325u;
+    for (; *name; name++) h = (h ^ (uint8_t)*name) * 0x100000001B3u;
+    return h ^ seed;
+}
+
+static void fill(uint16_t *out, const epx_want_t *w, uint64_t seed) {
+    const float half_width = 0.02f * 1.7320508f; /* uniform in +-a has standard deviation a / sqrt(3) */
+    size_t n = n_elems(w);
+    uint64_t s = tensor_seed(seed, w->name);
+    uint32_t key[2] = {(uint32_t)s, (uint32_t)(s >> 32)}, r[4];
+    for (size_t i = 0; i < n; i++) {
+        if (w->n_dims == 1) {
+            out[i] = 0x3F80; /* 1.0 */
+            continue;
+        }
+        uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), 0, 0};
+        if (i % 4 == 0) epx_philox4x32(counter, key, r);
+        out[i] = epx_f32_to_bf16(((float)(r[i % 4] >> 8) * 0x1p-23f - 1.0f) * half_width);
+    }
+}
+
+epx_status_t epx_dummy_weights(uint64_t seed, const epx_want_t *wants, size_t n_wants, epx_load_progress_t progress,
+                               void **out_block) {
+    size_t total = 0, at = 0;
+    for (size_t i = 0; i < n_wants; i++) total += (n_elems(&wants[i]) + 31) / 32 * 32; /* 64-byte aligned tensors */
+    uint16_t *block = aligned_alloc(64, total ? total * 2 : 64);
+    if (!block) return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu bytes wanted", total * 2);
+    for (size_t i = 0; i < n_wants; i++) {
+        const epx_want_t *w = &wants[i];
+        fill(block + at, w, seed);
+        *w->view = (epx_weight_t){block + at, EPX_W_BF16, w->n_dims == 2 ? w->shape[0] : 1, w->shape[w->n_dims - 1]};
+        at += (n_elems(w) + 31) / 32 * 32;
+        if (progress.fn) progress.fn(progress.ctx, "make dummy weights", (double)(i + 1) / (double)n_wants);
+    }
+    *out_block = block;
+    return EPX_OK;
+}

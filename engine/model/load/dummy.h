@@ -1,0 +1,13 @@
+/* Random weights for load format "dummy": runs without a checkpoint, of the rank's share only. Not trained: text is noise. */
+#ifndef EPX_ENGINE_MODEL_LOAD_DUMMY_H
+#define EPX_ENGINE_MODEL_LOAD_DUMMY_H
+
+#include "engine/model/load/want.h"
+
+/* bf16 for every want: vectors are 1 (norms), matrices uniform with standard deviation 0.02, drawn from Philox keyed by
+ * (seed, tensor name), so a tensor is the same on every rank and for every number of ranks.
+ * *out_block is one allocation holding all of them, owned by the caller (free). */
+epx_status_t epx_dummy_weights(uint64_t seed, const epx_want_t *wants, size_t n_wants, epx_load_progress_t progress,
+                               void **out_block);
+
+#endif

@@ -1,0 +1,83 @@
+/* A model on one rank: what config.json says, the rank's share of the weights, and the forward pass over a batch of rows.
+ * Attention weights are on every rank; expert e lives on one rank (epx_model_expert_range). Knows nothing of requests,
+ * schedulers or files other than the checkpoint. The exchange goes through libepx's public API.
+ * One thread per model; all ranks call epx_model_forward() the same number of times (it is collective through the plan). */
+#ifndef EPX_ENGINE_MODEL_MODEL_H
+#define EPX_ENGINE_MODEL_MODEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "engine/model/common/json_doc.h"
+#include "engine/model/load/want.h"
+#include "engine/ops/ops.h"
+#include "epx/epx.h"
+
+typedef struct epx_arch epx_arch_t;
+typedef struct epx_model epx_model_t;
+
+/* Of config.json, checked: every size is at least 1 and products of two sizes fit 63 bits. */
+typedef struct {
+    const epx_arch_t *arch; /* static */
+    int n_layers, hidden, n_heads, n_kv_heads, head_dim;
+    int n_experts, top_k, moe_ffn, vocab, max_position;
+    int norm_topk_prob, tie_embeddings;
+    float rms_eps;
+    double rope_theta;
+    int32_t eos_ids[EPX_MAX_EOS];
+    int n_eos;
+} epx_model_config_t;
+
+/* Read DIR/config.json. EPX_ERR_UNSUPPORTED: an architecture or a feature that is not implemented, by name and value, so that a
+ * model never runs wrong; EPX_ERR_FORMAT: a malformed or out-of-range field. */
+epx_status_t epx_model_config_load(const char *dir, epx_model_config_t *out_cfg);
+/* The same from memory; name is for messages. */
+epx_status_t epx_model_config_parse(const char *name, const char *json, size_t n_bytes, epx_model_config_t *out_cfg);
+/* Comma-separated architectures that can be loaded ("Qwen3MoeForCausalLM"). Static string. */
+const char *epx_model_architectures(void);
+/* "Qwen3MoeForCausalLM". Static string. */
+const char *epx_model_architecture(const epx_model_config_t *cfg);
+
+/* Experts of `rank` among n_ranks: [first, first + n); the first (E mod n_ranks) ranks have one more, as libepx splits by
+ * default. */
+void epx_model_expert_range(int n_experts, int rank, int n_ranks, int *out_first, int *out_n);
+
+typedef struct {
+    uint32_t size;
+    const char *dir;   /* checkpoint directory; borrowed during create */
+    int dummy;         /* 1: random weights instead of the files */
+    uint64_t seed;     /* of dummy weights */
+    int rank, n_ranks; /* whose experts */
+    int max_rows;      /* largest n_rows of a batch of any rank, >= 1 */
+    epx_load_progress_t progress;
+} epx_model_load_t;
+
+/* Load the rank's share and allocate scratch for max_rows. ops is borrowed until destroy. */
+epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_load_t *load, epx_ops_t *ops, epx_model_t **out_m);
+/* NULL allowed. */
+void epx_model_destroy(epx_model_t *m);
+/* The exchange of all MoE layers; borrowed until destroy. Must be set before the first forward. Allocates the buffer of expert
+ * outputs: n_ranks * max_rows * min(top_k, local experts) rows, the most that can arrive. */
+epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan);
+/* Fill the fields of a plan configuration that the model determines: hidden, top_k, n_experts, max_tokens, f32, lists. */
+void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg);
+const epx_model_config_t *epx_model_config(const epx_model_t *m);
+/* Bytes of checkpoint files mapped by this rank; 0 for dummy weights. */
+uint64_t epx_model_mapped_bytes(const epx_model_t *m);
+
+/* The rows of one step: any mix of sequences, prefill chunks and decodes. Rows of one sequence come in ascending position. */
+typedef struct {
+    int32_t n_rows;             /* 0 .. max_rows; 0 takes part in every collective */
+    const int32_t *tokens;      /* [n_rows], 0 <= token < vocab */
+    const epx_attn_row_t *rows; /* [n_rows] */
+    const epx_kv_layer_t *kv;   /* [n_layers] */
+    int32_t n_logits;           /* rows that want logits */
+    const int32_t *logit_rows;  /* [n_logits] row indices */
+    float *logits;              /* out [n_logits, vocab] */
+} epx_batch_t;
+
+/* Run all layers. Collective. Errors are those of the exchange; after one the batch's KV and logits are undefined. */
+epx_status_t epx_model_forward(epx_model_t *m, const epx_batch_t *b);
+
+#endif

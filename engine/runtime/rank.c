@@ -1,0 +1,221 @@
+/* Life of a rank: create, feed, destroy. Stepping is in step.c. See rank.h. */
+#include "engine/runtime/rank.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/runtime/rank_internal.h"
+
+/* Fits EPX_GROUP_RECORD_BYTES. */
+typedef struct {
+    int32_t status;
+    char message[EPX_GROUP_RECORD_BYTES - 4];
+} status_record_t;
+
+epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char *what) {
+    status_record_t rec = {.status = mine}, all[EPX_RANK_MAX_TP];
+    char own[1024];
+    snprintf(own, sizeof own, "%s", mine < 0 ? epx_error_message() : "");
+    snprintf(rec.message, sizeof rec.message, "%.*s", (int)sizeof rec.message - 1, own);
+    epx_status_t s = epx_group_allgather(r->group, &rec, sizeof rec, all, 0);
+    if (mine < 0) return epx_fail(mine, "%s", own);
+    if (s < 0) return epx_fail_context(s, "%s", what);
+    for (int i = 0; i < r->cfg.tp; i++)
+        if (all[i].status < 0)
+            return epx_fail(EPX_ERR_PEER, "%s: rank %d failed: %.*s", what, i, (int)sizeof rec.message - 1, all[i].message);
+    return EPX_OK;
+}
+
+static epx_status_t make_ops(epx_rank_t *r) {
+    epx_ops_config_t oc = {.size = sizeof oc, .n_threads = r->cfg.n_threads, .isa = r->cfg.isa};
+    return epx_ops_create(&oc, &r->ops);
+}
+
+static epx_status_t make_world(epx_rank_t *r) {
+    epx_world_config_t wc;
+    epx_world_config_init(&wc);
+    if (r->cfg.tp == 1) {
+        wc.bootstrap = "self";
+    } else {
+        wc.rank = r->cfg.rank;
+        wc.n_ranks = r->cfg.tp;
+        wc.allgather = r->cfg.allgather;
+        wc.barrier = r->cfg.barrier;
+        wc.ctx = r->cfg.boot_ctx;
+    }
+    EPX_TRY(epx_world_create(&wc, &r->world));
+    return epx_group_create(r->world, NULL, 0, -1, &r->group);
+}
+
+static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
+    epx_model_load_t load = {.size = sizeof load,
+                             .dir = r->cfg.model_path,
+                             .dummy = strcmp(r->cfg.load_format, "dummy") == 0,
+                             .seed = r->cfg.random_seed,
+                             .rank = r->cfg.rank,
+                             .n_ranks = r->cfg.tp,
+                             .max_rows = r->max_rows,
+                             .progress = {r->cfg.progress, r->cfg.progress_ctx}};
+    return epx_model_create(mc, &load, r->ops, &r->model);
+}
+
+static const char *library_backend(const char *name) {
+    return strcmp(name, "pplx") == 0 ? "onesided" : strcmp(name, "none") == 0 ? "collective" : NULL;
+}
+
+static epx_status_t make_plan(epx_rank_t *r) {
+    epx_plan_config_t pc;
+    epx_plan_info_t pi = {.size = sizeof pi};
+    epx_plan_config_init(&pc);
+    epx_model_plan_config(r->model, &pc);
+    pc.combine = r->cfg.combine;
+    pc.backend = library_backend(r->cfg.moe_a2a_backend);
+    pc.timeout_ns = epx_rank_timeout_ns(r);
+    EPX_TRY(epx_plan_create(r->group, &pc, &r->plan));
+    EPX_TRY(epx_plan_info(r->plan, &pi));
+    snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
+    snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
+    r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
+    return epx_model_set_plan(r->model, r->plan);
+}
+
+static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
+    if (r->cfg.max_context > mc->max_position)
+        return epx_fail(EPX_ERR_ARG, "max_context is %d, expected at most max_position_embeddings = %d", r->cfg.max_context,
+                        mc->max_position);
+    r->info.max_context = r->cfg.max_context ? r->cfg.max_context : mc->max_position;
+    r->info.n_ranks = r->cfg.tp;
+    r->info.n_layers = mc->n_layers;
+    r->info.n_experts = mc->n_experts;
+    r->info.top_k = mc->top_k;
+    r->info.hidden = mc->hidden;
+    r->info.vocab = mc->vocab;
+    r->info.n_threads = r->cfg.n_threads;
+    r->info.chunk_tokens = r->cfg.chunk_tokens;
+    r->info.max_running = r->cfg.max_running;
+    r->info.n_eos = r->gen.n_eos;
+    memcpy(r->info.eos_ids, r->gen.eos_ids, sizeof r->info.eos_ids);
+    return EPX_OK;
+}
+
+/* What needs no peer. */
+static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
+    EPX_TRY(epx_rank_check_config(&r->cfg));
+    r->max_rows = r->cfg.max_running + r->cfg.chunk_tokens;
+    EPX_TRY(epx_model_config_load(r->cfg.model_path, out_mc));
+    EPX_TRY(epx_generation_defaults(r->cfg.model_path, &r->gen));
+    EPX_TRY(read_context(r, out_mc));
+    EPX_TRY(make_ops(r));
+    snprintf(r->info.isa, sizeof r->info.isa, "%s", epx_ops_isa(r->ops));
+    return EPX_OK;
+}
+
+epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank) {
+    epx_status_t s;
+    epx_model_config_t mc;
+    epx_rank_t *r = calloc(1, sizeof *r);
+    if (!r) return epx_fail(EPX_ERR_NOMEM, "rank: no memory");
+    r->cfg = *cfg;
+    EPX_TRY_GOTO(s, prepare(r, &mc), err_rank);
+    EPX_TRY_GOTO(s, make_world(r), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, load_model(r, &mc), "loading the model"), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_make_kv(r), "allocating the KV cache"), err_rank);
+    EPX_TRY_GOTO(s, make_plan(r), err_rank);
+    r->info.mapped_bytes = epx_model_mapped_bytes(r->model);
+    *out_rank = r;
+    return EPX_OK;
+err_rank:
+    epx_rank_destroy(r);
+    return s;
+}
+
+static void free_requests(epx_rank_t *r) {
+    for (epx_seq_t *q = r->sched ? epx_sched_any(r->sched) : NULL; q; q = epx_sched_any(r->sched)) {
+        free(q->user);
+        epx_sched_release(r->sched, q);
+    }
+}
+
+void epx_rank_destroy(epx_rank_t *r) {
+    if (!r) return;
+    free_requests(r);
+    epx_sched_destroy(r->sched);
+    epx_sampler_destroy(r->sampler);
+    epx_plan_destroy(r->plan);
+    epx_model_destroy(r->model);
+    epx_group_destroy(r->group);
+    epx_world_destroy(r->world);
+    epx_kv_store_destroy(r->kv);
+    epx_kv_pool_destroy(r->pool);
+    epx_ops_destroy(r->ops);
+    free(r->tokens);
+    free(r->rows);
+    free(r->logit_rows);
+    free(r->logits);
+    free(r);
+}
+
+void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) { *out_info = r->info; }
+
+void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
+    epx_plan_stats_t ps = {.size = sizeof ps};
+    *out_stats = r->stats;
+    ps.rows_sent = out_stats->rows_sent;
+    epx_plan_stats(r->plan, &ps);
+    out_stats->n_running = epx_sched_n_running(r->sched);
+    out_stats->n_waiting = epx_sched_n_waiting(r->sched);
+    out_stats->kv_used_tokens =
+        (int64_t)(epx_kv_pool_n_pages(r->pool) - epx_kv_pool_n_free(r->pool)) * epx_kv_pool_page_size(r->pool);
+}
+
+static epx_status_t check_ids(const epx_rank_t *r, const char *what, const int32_t *ids, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= r->info.vocab)
+            return epx_fail(EPX_ERR_ARG, "%s[%d] is %d, expected a token id from 0 to %d", what, i, ids[i], r->info.vocab - 1);
+    return EPX_OK;
+}
+
+static epx_rank_request_t *copy_request(const epx_request_t *q) {
+    size_t n_tokens = (size_t)q->n_prompt + (size_t)q->max_new_tokens, n_stop = (size_t)q->n_stop_ids;
+    epx_rank_request_t *own = malloc(sizeof *own + (n_tokens + n_stop) * sizeof(int32_t));
+    if (!own) return NULL;
+    *own = (epx_rank_request_t){.sampling = q->sampling, .ignore_eos = q->ignore_eos, .n_stop_ids = q->n_stop_ids};
+    own->tokens = (int32_t *)(own + 1);
+    own->stop_ids = own->tokens + n_tokens;
+    memcpy(own->tokens, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
+    if (n_stop) memcpy(own->stop_ids, q->stop_ids, n_stop * sizeof(int32_t));
+    return own;
+}
+
+epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
+    epx_seq_t *seq;
+    if (r->failed < 0) return epx_fail(EPX_ERR_STATE, "the rank has failed: %s", r->failure);
+    if (req->n_prompt < 1 || !req->prompt) return epx_fail(EPX_ERR_ARG, "the prompt has %d tokens, at least 1", req->n_prompt);
+    if (req->n_stop_ids < 0 || (req->n_stop_ids && !req->stop_ids))
+        return epx_fail(EPX_ERR_ARG, "n_stop_ids is %d without a list", req->n_stop_ids);
+    EPX_TRY(check_ids(r, "prompt", req->prompt, req->n_prompt));
+    EPX_TRY(epx_sampling_validate(&req->sampling));
+    EPX_TRY(epx_sched_submit(r->sched, req->id, req->n_prompt, req->max_new_tokens, NULL, &seq));
+    seq->user = copy_request(req);
+    if (!seq->user) {
+        epx_sched_release(r->sched, seq);
+        return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
+    }
+    return EPX_OK;
+}
+
+void epx_rank_cancel(epx_rank_t *r, uint64_t id) { epx_sched_cancel(r->sched, id); }
+
+void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq) {
+    if (wake_seq > r->wake_seq) r->wake_seq = wake_seq;
+}
+
+void epx_rank_stop(epx_rank_t *r) { r->stop = 1; }
+
+void epx_rank_set_logits_hook(epx_rank_t *r, epx_rank_logits_hook_fn fn, void *ctx) {
+    r->logits_hook = fn;
+    r->logits_hook_ctx = ctx;
+}
+
+epx_model_t *epx_rank_model(epx_rank_t *r) { return r->model; }

@@ -1,0 +1,64 @@
+/* The inside of a rank, shared by the files of this room. */
+#ifndef EPX_ENGINE_RUNTIME_RANK_INTERNAL_H
+#define EPX_ENGINE_RUNTIME_RANK_INTERNAL_H
+
+#include "engine/kv/pool.h"
+#include "engine/kv/store.h"
+#include "engine/model/model.h"
+#include "engine/runtime/generation.h"
+#include "engine/runtime/rank.h"
+#include "engine/runtime/rank_test.h"
+#include "engine/sched/sched.h"
+
+enum { EPX_RANK_MAX_TP = 64 };
+
+/* What a request keeps besides its place in the scheduler. One allocation. */
+typedef struct {
+    epx_sampling_t sampling;
+    int ignore_eos;
+    int32_t n_stop_ids;
+    int32_t *stop_ids; /* [n_stop_ids] */
+    int32_t *tokens;   /* [n_prompt + max_new] */
+} epx_rank_request_t;
+
+struct epx_rank {
+    epx_rank_config_t cfg; /* defaults filled in; pointers of the caller only used during create */
+    epx_generation_defaults_t gen;
+    int max_rows; /* max_running + chunk_tokens: the most rows of a step */
+
+    epx_ops_t *ops;
+    epx_world_t *world;
+    epx_group_t *group;
+    epx_model_t *model;
+    epx_plan_t *plan;
+    epx_kv_pool_t *pool;
+    epx_kv_store_t *kv;
+    epx_sched_t *sched;
+    epx_sampler_t *sampler;
+
+    int32_t *tokens;      /* [max_rows] */
+    epx_attn_row_t *rows; /* [max_rows] */
+    int32_t *logit_rows;  /* [max_rows] */
+    float *logits;        /* [max_running, vocab] */
+
+    uint64_t epoch, wake_seq;
+    int stop;
+    epx_status_t failed; /* once negative the rank can only be destroyed */
+    char failure[512];
+    epx_rank_info_t info;
+    epx_rank_stats_t stats;
+    epx_rank_logits_hook_fn logits_hook;
+    void *logits_hook_ctx;
+};
+
+/* All-gather a status with this thread's message: EPX_OK when every rank is well; else this rank's own error, or EPX_ERR_PEER
+ * naming the first rank that failed and its message. Collective. `what` names the stage. */
+epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char *what);
+/* KV pool, storage, scheduler and step arrays (setup.c). */
+epx_status_t epx_rank_make_kv(epx_rank_t *r);
+/* Defaults and legal values of the configuration (setup.c). */
+epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);
+/* Wait limit of step agreement in ns. */
+uint64_t epx_rank_timeout_ns(const epx_rank_t *r);
+
+#endif

@@ -1,0 +1,131 @@
+/* Configuration of a rank: legal values, defaults, and how much KV it gets. */
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "engine/runtime/rank_internal.h"
+
+enum { KV_SHARE_PERCENT = 40, KV_CONTEXT_CAP = 8192 };
+static const uint64_t default_timeout_ns = 10u * 1000u * 1000u * 1000u;
+
+void epx_rank_config_init(epx_rank_config_t *cfg) {
+    *cfg = (epx_rank_config_t){.size = sizeof *cfg,
+                               .rank = 0,
+                               .tp = 1,
+                               .dp = 1,
+                               .ep = 1,
+                               .moe_a2a_backend = "auto",
+                               .combine = EPX_COMBINE_EXACT,
+                               .load_format = "auto"};
+}
+
+uint64_t epx_rank_timeout_ns(const epx_rank_t *r) { return r->cfg.timeout_ns ? r->cfg.timeout_ns : default_timeout_ns; }
+
+static int n_cores(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return CPU_COUNT(&set);
+}
+
+static epx_status_t check_parallel(const epx_rank_config_t *c) {
+    if (c->tp < 1 || c->tp > EPX_RANK_MAX_TP) return epx_fail(EPX_ERR_ARG, "tp is %d, expected 1 to %d", c->tp, EPX_RANK_MAX_TP);
+    if (c->rank < 0 || c->rank >= c->tp)
+        return epx_fail(EPX_ERR_ARG, "rank is %d, expected 0 to tp - 1 = %d", c->rank, c->tp - 1);
+    if (c->dp != c->tp)
+        return epx_fail(EPX_ERR_UNSUPPORTED, "dp is %d, supported: tp = %d (attention data-parallel on every rank)", c->dp,
+                        c->tp);
+    if (c->ep != c->tp) return epx_fail(EPX_ERR_UNSUPPORTED, "ep is %d, supported: tp = %d", c->ep, c->tp);
+    if (c->tp > 1 && (!c->allgather || !c->barrier))
+        return epx_fail(EPX_ERR_ARG, "tp is %d, but the bootstrap callbacks are not set", c->tp);
+    return EPX_OK;
+}
+
+static epx_status_t check_names(const epx_rank_config_t *c) {
+    const char *b = c->moe_a2a_backend, *l = c->load_format;
+    if (!c->model_path) return epx_fail(EPX_ERR_ARG, "model_path is not set");
+    if (!b || (strcmp(b, "auto") && strcmp(b, "none") && strcmp(b, "pplx")))
+        return epx_fail(EPX_ERR_ARG, "moe_a2a_backend is \"%s\", expected auto, none or pplx", b ? b : "(null)");
+    if (!l || (strcmp(l, "auto") && strcmp(l, "dummy")))
+        return epx_fail(EPX_ERR_ARG, "load_format is \"%s\", expected auto or dummy", l ? l : "(null)");
+    if (c->combine != EPX_COMBINE_EXACT && c->combine != EPX_COMBINE_PARTIAL)
+        return epx_fail(EPX_ERR_ARG, "combine is %d, expected 0 (exact) or 1 (prereduced)", (int)c->combine);
+    return EPX_OK;
+}
+
+static epx_status_t check_range(const char *field, int64_t value, int64_t hi) {
+    if (value < 0 || value > hi)
+        return epx_fail(EPX_ERR_ARG, "%s is %" PRId64 ", expected 0 (default) to %" PRId64, field, value, hi);
+    return EPX_OK;
+}
+
+epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
+    if (c->size != sizeof *c) return epx_fail(EPX_ERR_ARG, "rank config: size is %u, expected %zu", c->size, sizeof *c);
+    EPX_TRY(check_parallel(c));
+    EPX_TRY(check_names(c));
+    EPX_TRY(check_range("n_threads", c->n_threads, 1024));
+    EPX_TRY(check_range("max_running", c->max_running, 65536));
+    EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
+    EPX_TRY(check_range("max_total_tokens", c->max_total_tokens, (int64_t)1 << 40));
+    EPX_TRY(check_range("page_size", c->page_size, 65536));
+    EPX_TRY(check_range("max_context", c->max_context, INT32_MAX));
+    if (!c->n_threads) c->n_threads = n_cores() / c->tp > 1 ? n_cores() / c->tp : 1;
+    if (!c->max_running) c->max_running = 64;
+    if (!c->chunk_tokens) c->chunk_tokens = 256;
+    if (!c->page_size) c->page_size = 16;
+    return EPX_OK;
+}
+
+/* Tokens of KV for this rank: as asked, when they fit into free memory; else enough for max_running requests of the context (at
+ * most KV_CONTEXT_CAP each), but no more than the rank's share of KV_SHARE_PERCENT of free memory. */
+static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *out_tokens) {
+    uint64_t free_bytes = epx_memory_available();
+    int64_t per_request = r->info.max_context < KV_CONTEXT_CAP ? r->info.max_context : KV_CONTEXT_CAP;
+    int64_t tokens = r->cfg.max_total_tokens ? r->cfg.max_total_tokens : r->cfg.max_running * per_request;
+    uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.tp;
+    if (r->cfg.max_total_tokens && (uint64_t)tokens > free_bytes / token_bytes)
+        return epx_fail(EPX_ERR_NOMEM, "max_total_tokens is %" PRId64 ": %" PRIu64 " bytes wanted, %" PRIu64 " free", tokens,
+                        (uint64_t)tokens * token_bytes, free_bytes);
+    if (!r->cfg.max_total_tokens && (uint64_t)tokens > share / token_bytes) tokens = (int64_t)(share / token_bytes);
+    if (tokens < r->cfg.page_size)
+        return epx_fail(EPX_ERR_NOMEM,
+                        "KV: room for %" PRId64 " tokens of %zu bytes, expected at least one page of %d (%" PRIu64 " bytes free)",
+                        tokens, token_bytes, r->cfg.page_size, free_bytes);
+    *out_tokens = tokens;
+    return EPX_OK;
+}
+
+static epx_status_t alloc_step(epx_rank_t *r) {
+    size_t n_logits;
+    size_t n = (size_t)r->max_rows;
+    if (!epx_mul_size((size_t)r->cfg.max_running, (size_t)r->info.vocab, &n_logits) ||
+        !epx_mul_size(n_logits, sizeof(float), &n_logits))
+        return epx_fail(EPX_ERR_CAPACITY, "logits of %d requests overflow", r->cfg.max_running);
+    r->tokens = calloc(n, sizeof *r->tokens);
+    r->rows = calloc(n, sizeof *r->rows);
+    r->logit_rows = calloc(n, sizeof *r->logit_rows);
+    r->logits = malloc(n_logits);
+    if (!r->tokens || !r->rows || !r->logit_rows || !r->logits)
+        return epx_fail(EPX_ERR_NOMEM, "step arrays of %zu rows, logits of %zu bytes", n, n_logits);
+    return epx_sampler_create(r->info.vocab, &r->sampler);
+}
+
+epx_status_t epx_rank_make_kv(epx_rank_t *r) {
+    const epx_model_config_t *m = epx_model_config(r->model);
+    epx_kv_shape_t shape = {m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size};
+    int64_t tokens = 0;
+    EPX_TRY(kv_tokens(r, epx_kv_token_bytes(&shape), &tokens));
+    int64_t n_pages = tokens / shape.page_size;
+    if (n_pages > INT32_MAX) return epx_fail(EPX_ERR_CAPACITY, "KV: %" PRId64 " pages, at most %d", n_pages, INT32_MAX);
+    shape.n_pages = (int32_t)n_pages;
+    EPX_TRY(epx_kv_pool_create(shape.n_pages, shape.page_size, &r->pool));
+    EPX_TRY(epx_kv_store_create(&shape, &r->kv));
+    r->info.kv_tokens = n_pages * shape.page_size;
+    r->info.kv_bytes = epx_kv_store_bytes(r->kv);
+    if (r->info.kv_tokens < r->info.max_context) r->info.max_context = (int)r->info.kv_tokens;
+    epx_sched_config_t sc = {r->cfg.max_running, r->cfg.chunk_tokens, r->info.max_context};
+    EPX_TRY(epx_sched_create(&sc, r->pool, &r->sched));
+    return alloc_step(r);
+}

@@ -1,0 +1,220 @@
+/* One step of a rank: agree, run, sample, report. And direct logits for tests. See rank.h.
+ * Decisions that lead to collectives are taken from the agreed records only, never from local state. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/runtime/rank_internal.h"
+
+/* What every rank tells the others before a step. */
+typedef struct {
+    uint64_t epoch, wake_seq;
+    int32_t n_rows;
+    int32_t stop;
+} step_record_t;
+
+typedef enum { STEP_RUN, STEP_IDLE, STEP_AGAIN, STEP_STOP } verdict_t;
+
+typedef struct {
+    epx_event_fn fn;
+    void *ctx;
+} sink_t;
+
+static void report(const sink_t *out, const epx_seq_t *q, int32_t token, float logprob, epx_finish_t finish, const char *error) {
+    epx_event_t ev = {.id = q->id,
+                      .token = token,
+                      .logprob = logprob,
+                      .finish = finish,
+                      .n_prompt = q->n_prompt,
+                      .n_generated = q->n_tokens - q->n_prompt,
+                      .error = error};
+    if (out->fn) out->fn(out->ctx, &ev);
+}
+
+static void end_request(epx_rank_t *r, epx_seq_t *q) {
+    free(q->user);
+    epx_sched_release(r->sched, q);
+}
+
+static void end_all(epx_rank_t *r, const sink_t *out, epx_finish_t finish, const char *error) {
+    for (epx_seq_t *q = epx_sched_any(r->sched); q; q = epx_sched_any(r->sched)) {
+        report(out, q, -1, 0.0f, finish, error);
+        end_request(r, q);
+    }
+}
+
+/* The group is lost: remember why, end every request. A plan aborted by a peer is a lost peer to the caller. */
+static epx_status_t lose(epx_rank_t *r, const sink_t *out, epx_status_t s) {
+    int dead = epx_group_dead_rank(r->group);
+    char why[400];
+    snprintf(why, sizeof why, "%s", epx_error_message());
+    if (dead >= 0) snprintf(r->failure, sizeof r->failure, "rank %d is gone: %s", dead, why);
+    else snprintf(r->failure, sizeof r->failure, "%s", why);
+    r->failed = s == EPX_ERR_TIMEOUT ? s : EPX_ERR_PEER;
+    epx_plan_abort(r->plan);
+    end_all(r, out, EPX_FINISH_ERROR, r->failure);
+    return epx_fail(r->failed, "step %" PRIu64 ": %s", r->epoch, r->failure);
+}
+
+static epx_status_t agree(epx_rank_t *r, int32_t n_rows, verdict_t *out_v) {
+    step_record_t mine = {.epoch = r->epoch, .wake_seq = r->wake_seq, .n_rows = n_rows, .stop = r->stop}, all[EPX_RANK_MAX_TP];
+    EPX_TRY(epx_group_allgather(r->group, &mine, sizeof mine, all, epx_rank_timeout_ns(r)));
+    int n_busy = 0, n_stop = 0, same_wake = 1;
+    for (int i = 0; i < r->cfg.tp; i++) {
+        if (all[i].epoch != mine.epoch)
+            return epx_fail(EPX_ERR_INTERNAL, "step agreement: rank %d is in step %" PRIu64 ", rank %d in step %" PRIu64, i,
+                            all[i].epoch, r->cfg.rank, mine.epoch);
+        n_busy += all[i].n_rows > 0;
+        n_stop += all[i].stop != 0;
+        same_wake &= all[i].wake_seq == all[0].wake_seq;
+    }
+    r->epoch++;
+    if (n_stop == r->cfg.tp) *out_v = STEP_STOP;
+    else if (n_busy) *out_v = STEP_RUN;
+    else *out_v = same_wake && n_stop == 0 ? STEP_AGAIN : STEP_IDLE; /* with a stop under way nobody may block */
+    return EPX_OK;
+}
+
+static void add_rows(epx_rank_t *r, const epx_sched_item_t *it, int32_t at) {
+    const epx_rank_request_t *q = it->seq->user;
+    for (int32_t i = 0; i < it->n; i++) {
+        r->tokens[at + i] = q->tokens[it->first + i];
+        r->rows[at + i] = (epx_attn_row_t){it->seq->pages, it->first + i};
+    }
+}
+
+static void make_batch(epx_rank_t *r, const epx_sched_batch_t *sb, epx_batch_t *out) {
+    int32_t at = 0, n_logits = 0;
+    for (int32_t i = 0; i < sb->n_items; i++) {
+        add_rows(r, &sb->items[i], at);
+        at += sb->items[i].n;
+        if (sb->items[i].last) r->logit_rows[n_logits++] = at - 1;
+    }
+    *out = (epx_batch_t){.n_rows = at,
+                         .tokens = r->tokens,
+                         .rows = r->rows,
+                         .kv = epx_kv_store_layers(r->kv),
+                         .n_logits = n_logits,
+                         .logit_rows = r->logit_rows,
+                         .logits = r->logits};
+}
+
+static int in_list(const int32_t *ids, int32_t n, int32_t id) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] == id) return 1;
+    return 0;
+}
+
+static int is_end(const epx_rank_t *r, const epx_rank_request_t *q, int32_t token) {
+    if (in_list(q->stop_ids, q->n_stop_ids, token)) return 1;
+    return !q->ignore_eos && in_list(r->gen.eos_ids, r->gen.n_eos, token);
+}
+
+/* Draw one token from logits and report it. */
+static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const float *logits) {
+    epx_rank_request_t *q = seq->user;
+    int32_t token, token_idx = seq->n_tokens - seq->n_prompt;
+    float logprob;
+    if (r->logits_hook) r->logits_hook(r->logits_hook_ctx, seq->id, token_idx, logits, r->info.vocab);
+    if (epx_sample(r->sampler, &q->sampling, logits, (uint64_t)token_idx, &token, &logprob) < 0) {
+        report(out, seq, -1, 0.0f, EPX_FINISH_ERROR, epx_error_message());
+        end_request(r, seq);
+        return;
+    }
+    q->tokens[seq->n_tokens] = token;
+    int full = epx_sched_token(r->sched, seq);
+    epx_finish_t finish = is_end(r, q, token) ? EPX_FINISH_STOP : full ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
+    report(out, seq, token, logprob, finish, NULL);
+    if (finish != EPX_FINISH_NONE) end_request(r, seq);
+}
+
+static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb) {
+    epx_batch_t b;
+    make_batch(r, sb, &b);
+    EPX_TRY(epx_model_forward(r->model, &b));
+    epx_sched_computed(r->sched, sb);
+    r->stats.n_steps++;
+    r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
+    r->stats.n_decode_tokens += (uint64_t)sb->n_decode_rows;
+    int32_t at = 0;
+    for (int32_t i = 0; i < sb->n_items; i++)
+        if (sb->items[i].last) draw_token(r, out, sb->items[i].seq, r->logits + (size_t)at++ * (size_t)r->info.vocab);
+    return EPX_OK;
+}
+
+epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
+    const sink_t out = {on_event, ctx};
+    epx_sched_batch_t sb;
+    verdict_t v;
+    if (r->failed < 0) return epx_fail(r->failed, "the rank has failed: %s", r->failure);
+    for (epx_seq_t *q = epx_sched_take_cancelled(r->sched); q; q = epx_sched_take_cancelled(r->sched)) {
+        report(&out, q, -1, 0.0f, EPX_FINISH_CANCELLED, NULL);
+        end_request(r, q);
+    }
+    epx_sched_next(r->sched, &sb);
+    epx_status_t s = agree(r, sb.n_rows, &v);
+    if (s == EPX_OK && v == STEP_RUN) s = run(r, &out, &sb);
+    if (s < 0) return lose(r, &out, s);
+    if (v == STEP_STOP) {
+        end_all(r, &out, EPX_FINISH_CANCELLED, NULL);
+        return epx_fail(EPX_ERR_ABORTED, "stopped as asked");
+    }
+    return v == STEP_AGAIN ? EPX_AGAIN : EPX_OK;
+}
+
+/* ---- direct logits ---- */
+
+typedef struct {
+    const int32_t *tokens;
+    int32_t n, max_n;
+    int32_t *pages;
+    float *out;
+} direct_t;
+
+static epx_status_t take_pages(epx_rank_t *r, direct_t *d, int32_t *out_n) {
+    int32_t n = epx_kv_pool_pages_for(r->pool, d->n);
+    if (d->n < 0 || d->n > d->max_n || d->n > r->info.max_context)
+        return epx_fail(EPX_ERR_ARG, "n is %d, expected 0 to max_n = %d and at most the context of %d", d->n, d->max_n,
+                        r->info.max_context);
+    for (int32_t i = 0; i < d->n; i++)
+        if (d->tokens[i] < 0 || d->tokens[i] >= r->info.vocab)
+            return epx_fail(EPX_ERR_ARG, "tokens[%d] is %d, expected 0 to %d", i, d->tokens[i], r->info.vocab - 1);
+    d->pages = calloc((size_t)n + 1, sizeof *d->pages);
+    if (!d->pages) return epx_fail(EPX_ERR_NOMEM, "logits: no memory for a table of %d pages", n);
+    if (!epx_kv_pool_take(r->pool, n, d->pages))
+        return epx_fail(EPX_ERR_CAPACITY, "logits: %d KV pages wanted, %d free", n, epx_kv_pool_n_free(r->pool));
+    *out_n = n;
+    return EPX_OK;
+}
+
+static epx_status_t run_direct(epx_rank_t *r, const direct_t *d) {
+    int32_t chunk = r->cfg.chunk_tokens;
+    for (int32_t first = 0; first < d->max_n; first += chunk) {
+        int32_t n = d->n - first < 0 ? 0 : d->n - first < chunk ? d->n - first : chunk;
+        for (int32_t i = 0; i < n; i++) {
+            r->rows[i] = (epx_attn_row_t){d->pages, first + i};
+            r->logit_rows[i] = i;
+        }
+        epx_batch_t b = {.n_rows = n,
+                         .tokens = d->tokens + (n ? first : 0),
+                         .rows = r->rows,
+                         .kv = epx_kv_store_layers(r->kv),
+                         .n_logits = n,
+                         .logit_rows = r->logit_rows,
+                         .logits = d->out + (n ? (size_t)first * (size_t)r->info.vocab : 0)};
+        EPX_TRY(epx_model_forward(r->model, &b));
+    }
+    return EPX_OK;
+}
+
+epx_status_t epx_rank_logits(epx_rank_t *r, const int32_t *tokens, int32_t n, int32_t max_n, float *out_logits) {
+    direct_t d = {tokens, n, max_n, NULL, out_logits};
+    int32_t n_pages = 0;
+    if (r->failed < 0) return epx_fail(r->failed, "the rank has failed: %s", r->failure);
+    epx_status_t s = epx_rank_agree_status(r, take_pages(r, &d, &n_pages), "logits");
+    if (s == EPX_OK && (s = run_direct(r, &d)) < 0) s = lose(r, &(sink_t){0}, s);
+    if (n_pages) epx_kv_pool_give(r->pool, d.pages, n_pages);
+    free(d.pages);
+    return s;
+}

@@ -1,0 +1,172 @@
+/* Token sampling. See sample.h.
+ * Order of the filters, as in Hugging Face transformers: temperature, top-k, top-p, min-p; each works on what the one before
+ * left, with probabilities renormalised over it. Candidates are ordered by descending logit, ties by ascending id; top-p keeps
+ * the shortest prefix whose mass reaches top_p, at least one token. The draw walks the kept candidates in that order. */
+#include "engine/sample/sample.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/philox.h"
+
+typedef struct {
+    float logit;
+    int32_t id;
+} cand_t;
+
+struct epx_sampler {
+    int32_t n_vocab;
+    cand_t *cands; /* [n_vocab] */
+    double *probs; /* [n_vocab] unnormalised */
+};
+
+void epx_sampling_init(epx_sampling_t *s) {
+    *s = (epx_sampling_t){.temperature = 1.0f, .top_p = 1.0f, .min_p = 0.0f, .top_k = -1, .seed = 0};
+}
+
+epx_status_t epx_sampling_validate(const epx_sampling_t *s) {
+    if (!(s->temperature >= 0.0f) || !isfinite(s->temperature))
+        return epx_fail(EPX_ERR_ARG, "temperature is %g, expected 0 (greedy) or a positive number", (double)s->temperature);
+    if (!(s->top_p > 0.0f && s->top_p <= 1.0f))
+        return epx_fail(EPX_ERR_ARG, "top_p is %g, expected above 0 and at most 1", (double)s->top_p);
+    if (!(s->min_p >= 0.0f && s->min_p <= 1.0f)) return epx_fail(EPX_ERR_ARG, "min_p is %g, expected 0 to 1", (double)s->min_p);
+    if (s->top_k < -1) return epx_fail(EPX_ERR_ARG, "top_k is %d, expected -1 or 0 (off) or at least 1", s->top_k);
+    return EPX_OK;
+}
+
+epx_status_t epx_sampler_create(int32_t n_vocab, epx_sampler_t **out_s) {
+    if (n_vocab < 1) return epx_fail(EPX_ERR_ARG, "sampler: n_vocab is %d, at least 1", n_vocab);
+    epx_sampler_t *s = calloc(1, sizeof *s);
+    if (!s) return epx_fail(EPX_ERR_NOMEM, "sampler: no memory");
+    s->n_vocab = n_vocab;
+    s->cands = malloc((size_t)n_vocab * sizeof *s->cands);
+    s->probs = malloc((size_t)n_vocab * sizeof *s->probs);
+    if (!s->cands || !s->probs) {
+        epx_sampler_destroy(s);
+        return epx_fail(EPX_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", n_vocab);
+    }
+    *out_s = s;
+    return EPX_OK;
+}
+
+void epx_sampler_destroy(epx_sampler_t *s) {
+    if (!s) return;
+    free(s->cands);
+    free(s->probs);
+    free(s);
+}
+
+/* a before b in the order of candidates. */
+static int before(const cand_t *a, const cand_t *b) { return a->logit != b->logit ? a->logit > b->logit : a->id < b->id; }
+
+static int compare(const void *a, const void *b) { return before(a, b) ? -1 : 1; }
+
+/* Largest logit, ties to the lowest id; EPX_ERR_INTERNAL when a logit is NaN or none is finite. */
+static epx_status_t argmax(const float *logits, int32_t n, int32_t *out_id) {
+    int32_t best = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (isnan(logits[i]) || logits[i] == INFINITY)
+            return epx_fail(EPX_ERR_INTERNAL, "logit of token %d is %g", i, (double)logits[i]);
+        if (logits[i] > logits[best]) best = i;
+    }
+    if (!isfinite(logits[best])) return epx_fail(EPX_ERR_INTERNAL, "no token has a finite logit");
+    *out_id = best;
+    return EPX_OK;
+}
+
+static float logprob_of(const float *logits, int32_t n, int32_t max_id, int32_t id) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) sum += (double)expf(logits[i] - logits[max_id]);
+    return (float)((double)logits[id] - (double)logits[max_id] - log(sum));
+}
+
+/* Sift cands[at] down a heap of n whose root is the last in order. */
+static void sift(cand_t *c, int32_t at, int32_t n) {
+    for (;;) {
+        int32_t child = 2 * at + 1;
+        if (child >= n) return;
+        if (child + 1 < n && before(&c[child], &c[child + 1])) child++;
+        if (!before(&c[at], &c[child])) return;
+        cand_t t = c[at];
+        c[at] = c[child];
+        c[child] = t;
+        at = child;
+    }
+}
+
+/* The first k candidates, in order: a heap of the k best so far, then a sort. */
+static void take_top_k(epx_sampler_t *s, const float *logits, int32_t k) {
+    cand_t *c = s->cands;
+    for (int32_t i = 0; i < k; i++) c[i] = (cand_t){logits[i], i};
+    for (int32_t i = k / 2 - 1; i >= 0; i--) sift(c, i, k);
+    for (int32_t i = k; i < s->n_vocab; i++) {
+        cand_t x = {logits[i], i};
+        if (!before(&x, &c[0])) continue;
+        c[0] = x;
+        sift(c, 0, k);
+    }
+    qsort(c, (size_t)k, sizeof *c, compare);
+}
+
+/* probs[i] = exp((logit - max) / temperature) of the n candidates; returns their sum. */
+static double weigh(epx_sampler_t *s, int32_t n, float max, float temperature) {
+    double sum = 0;
+    for (int32_t i = 0; i < n; i++) {
+        s->probs[i] = exp(((double)s->cands[i].logit - (double)max) / (double)temperature);
+        sum += s->probs[i];
+    }
+    return sum;
+}
+
+/* Shortest prefix whose mass reaches top_p. */
+static int32_t cut_top_p(const double *probs, int32_t n, double sum, float top_p) {
+    double mass = 0;
+    for (int32_t i = 0; i < n; i++) {
+        mass += probs[i];
+        if (mass >= (double)top_p * sum) return i + 1;
+    }
+    return n;
+}
+
+/* Candidates are in descending order when min_p cuts, so what is kept is a prefix; the first is always kept. */
+static int32_t cut_min_p(const double *probs, int32_t n, float min_p) {
+    int32_t kept = 1;
+    while (kept < n && probs[kept] >= (double)min_p * probs[0]) kept++;
+    return kept;
+}
+
+static int32_t draw(const epx_sampler_t *s, int32_t n, double u) {
+    double sum = 0, mass = 0;
+    for (int32_t i = 0; i < n; i++) sum += s->probs[i];
+    for (int32_t i = 0; i < n; i++) {
+        mass += s->probs[i];
+        if (u * sum < mass) return s->cands[i].id;
+    }
+    for (int32_t i = n - 1; i > 0; i--) /* rounding of the last sum: the last token that has any mass */
+        if (s->probs[i] > 0) return s->cands[i].id;
+    return s->cands[0].id;
+}
+
+static int32_t sample(epx_sampler_t *s, const epx_sampling_t *p, const float *logits, float max, uint64_t token_idx) {
+    int32_t n = p->top_k >= 1 && p->top_k < s->n_vocab ? p->top_k : s->n_vocab;
+    if (n < s->n_vocab || p->top_p < 1.0f || p->min_p > 0.0f) {
+        take_top_k(s, logits, n);
+    } else {
+        for (int32_t i = 0; i < n; i++) s->cands[i] = (cand_t){logits[i], i}; /* no filter: any order does, ids are cheapest */
+    }
+    double sum = weigh(s, n, max, p->temperature);
+    if (p->top_p < 1.0f) n = cut_top_p(s->probs, n, sum, p->top_p);
+    if (p->min_p > 0.0f) n = cut_min_p(s->probs, n, p->min_p);
+    double u = ((double)epx_philox_u32(p->seed, token_idx) + 0.5) * 0x1p-32; /* inside (0, 1) */
+    return draw(s, n, u);
+}
+
+epx_status_t epx_sample(epx_sampler_t *s, const epx_sampling_t *p, const float *logits, uint64_t token_idx, int32_t *out_token,
+                        float *out_logprob) {
+    int32_t best = 0, token;
+    EPX_TRY(argmax(logits, s->n_vocab, &best));
+    token = p->temperature > 0.0f ? sample(s, p, logits, logits[best], token_idx) : best;
+    if (out_logprob) *out_logprob = logprob_of(logits, s->n_vocab, best, token);
+    *out_token = token;
+    return EPX_OK;
+}
