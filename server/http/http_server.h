@@ -19,6 +19,11 @@ typedef struct {
     const epx_chat_template_t *chat_template; /* NULL: chat completions answer 400 saying so */
     epx_sampling_t default_sampling;          /* from generation_config.json; a request's fields override */
     int max_context, n_vocab;
+    /* Limits; 0: the default. */
+    int max_connections;   /* 1024, and never more than the descriptors of this process allow */
+    int max_live;          /* choices queued or generating; more are answered 429. 1024 */
+    int client_timeout_s;  /* silence of a client that owes us bytes or reads none. 30; a whole request may take twice that */
+    int keepalive_s;       /* a stream is not silent for longer. 15 */
 } epx_http_config_t;
 
 /* Two steps, because the cluster needs the event callback before it exists and the server needs the cluster. */
@@ -28,7 +33,11 @@ void epx_http_on_event(void *http, const epx_event_t *ev);
 void epx_http_on_failure(void *http, const char *message);
 /* Bind, listen, serve on own threads. *out_port: the port in use. EPX_ERR_OS names host, port and reason. */
 epx_status_t epx_http_start(epx_http_t *h, epx_cluster_t *cluster, int *out_port);
-/* Stop accepting, end live streams with an error event, join. NULL allowed. */
+/* Stop accepting, end live streams with an error event, cancel their requests, join the server's threads; at most a few seconds.
+ * Uses the cluster; afterwards only events may still arrive. The end of a server is, in this order: epx_http_stop,
+ * epx_cluster_destroy, epx_http_destroy. Once; a server that was not started is left alone. */
+void epx_http_stop(epx_http_t *h);
+/* Stops first where that was not done, then frees. No event may arrive any more. NULL allowed. */
 void epx_http_destroy(epx_http_t *h);
 
 #endif

@@ -1,0 +1,248 @@
+/* Life of calls, the table of choices by cluster id, events in and wake-ups out. The event sink runs on the cluster's reader
+ * thread and only takes h->lock for a few steps; everything else runs on the MHD thread of the connection. */
+#include "server/http/call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+
+/* ---- life ---- */
+
+static epx_status_t init_choices(epx_call_t *c) {
+    c->n_choices = (c->req.is_chat ? 1 : c->req.n_prompts) * c->req.n;
+    c->choices = calloc((size_t)c->n_choices, sizeof *c->choices);
+    if (!c->choices) return EPX_ERR_NOMEM;
+    for (int i = 0; i < c->n_choices; i++) {
+        epx_choice_t *ch = &c->choices[i];
+        ch->call = c;
+        ch->idx = i;
+        EPX_TRY(epx_text_stream_init(&ch->stream, (const char *const *)c->req.stop, c->req.stop_bytes, c->req.n_stop));
+    }
+    return EPX_OK;
+}
+
+static void free_call(epx_call_t *c) {
+    for (int i = 0; c->choices && i < c->n_choices; i++) {
+        free(c->choices[i].tokens);
+        epx_str_fini(&c->choices[i].text);
+        epx_text_stream_fini(&c->choices[i].stream);
+    }
+    free(c->choices);
+    epx_str_fini(&c->out);
+    epx_api_request_fini(&c->req);
+    free(c);
+}
+
+epx_call_t *epx_call_create(epx_http_t *h, struct MHD_Connection *conn, epx_api_request_t *req) {
+    epx_call_t *c = calloc(1, sizeof *c);
+    if (!c) {
+        epx_api_request_fini(req);
+        return NULL;
+    }
+    c->http = h;
+    c->conn = conn;
+    c->fd = MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    c->refs = 1;
+    c->req = *req;
+    c->quiet_since_ns = epx_now_ns();
+    memset(req, 0, sizeof *req);
+    if (init_choices(c) < 0) {
+        free_call(c);
+        return NULL;
+    }
+    pthread_mutex_lock(&h->lock);
+    uint64_t number = h->next_call++;
+    c->next = h->calls;
+    if (c->next) c->next->prev = c;
+    h->calls = c;
+    pthread_mutex_unlock(&h->lock);
+    snprintf(c->id, sizeof c->id, "%s-%08llx%08llx", c->req.is_chat ? "chatcmpl" : "cmpl",
+             (unsigned long long)(h->started_s & 0xffffffff), (unsigned long long)number);
+    c->head = (epx_api_head_t){.is_chat = c->req.is_chat, .include_usage = c->req.stream && c->req.include_usage, .id = c->id,
+                               .model = h->model_name, .created = (int64_t)time(NULL)};
+    return c;
+}
+
+void epx_call_ref(epx_call_t *c) {
+    pthread_mutex_lock(&c->http->lock);
+    c->refs++;
+    pthread_mutex_unlock(&c->http->lock);
+}
+
+void epx_call_unref(epx_call_t *c) {
+    epx_http_t *h = c->http;
+    pthread_mutex_lock(&h->lock);
+    int last = --c->refs == 0;
+    pthread_mutex_unlock(&h->lock);
+    if (last) free_call(c);
+}
+
+void epx_call_detach(epx_call_t *c) {
+    epx_http_t *h = c->http;
+    pthread_mutex_lock(&h->lock);
+    if (c->prev) c->prev->next = c->next;
+    else h->calls = c->next;
+    if (c->next) c->next->prev = c->prev;
+    c->conn = NULL;
+    c->suspended = 0;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    epx_call_cancel(c);
+}
+
+void epx_call_cancel(epx_call_t *c) {
+    for (int i = 0; i < c->n_choices; i++) {
+        epx_choice_t *ch = &c->choices[i];
+        pthread_mutex_lock(&c->http->lock);
+        int runs = ch->id != 0 && ch->finish == EPX_FINISH_NONE && !ch->cancel_sent;
+        ch->cancel_sent |= runs;
+        ch->closed = 1;
+        pthread_mutex_unlock(&c->http->lock);
+        if (runs) epx_cluster_cancel(c->http->cluster, ch->id);
+    }
+}
+
+/* ---- suspend and wake ---- */
+
+/* Is there something that the connection's thread would act on? An answer without stop strings is wanted only when it is whole. */
+static int has_news(const epx_call_t *c) {
+    int n_ended = 0, n_open = 0, n_news = 0;
+    for (int i = 0; i < c->n_choices; i++) {
+        const epx_choice_t *ch = &c->choices[i];
+        if (ch->closed) continue;
+        n_open++;
+        n_news += ch->n_tokens > 0 || ch->finish != EPX_FINISH_NONE;
+        n_ended += ch->finish != EPX_FINISH_NONE;
+        if (ch->finish == EPX_FINISH_ERROR || ch->finish == EPX_FINISH_CANCELLED) return 1;
+    }
+    return c->req.stream || c->req.n_stop ? n_news > 0 : n_ended == n_open;
+}
+
+void epx_call_wake_locked(epx_call_t *c) {
+    if (!c->suspended) return;
+    c->suspended = 0;
+    MHD_resume_connection(c->conn);
+}
+
+int epx_call_suspend(epx_call_t *c) {
+    epx_http_t *h = c->http;
+    pthread_mutex_lock(&h->lock);
+    int wait = !c->gone && !c->tick && !h->stopping && !has_news(c);
+    if (wait) {
+        if (c->wrote) c->quiet_since_ns = epx_now_ns();
+        c->wrote = 0;
+        c->suspended = 1;
+        MHD_suspend_connection(c->conn);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return wait;
+}
+
+/* ---- events ---- */
+
+static void add_token(epx_choice_t *ch, int32_t token) {
+    if (ch->n_tokens == ch->cap_tokens) {
+        size_t cap = ch->cap_tokens ? 2 * ch->cap_tokens : 16;
+        int32_t *grown = realloc(ch->tokens, cap * sizeof *grown);
+        if (!grown) {
+            ch->finish = EPX_FINISH_ERROR;
+            snprintf(ch->error, sizeof ch->error, "out of memory for the answer");
+            return;
+        }
+        ch->tokens = grown;
+        ch->cap_tokens = cap;
+    }
+    ch->tokens[ch->n_tokens++] = token;
+}
+
+/* h->lock held. Returns 1 when the choice ended and its reference must be given back. */
+static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
+    epx_http_t *h = ch->call->http;
+    if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev->token);
+    if (ev->finish != EPX_FINISH_NONE) {
+        epx_choice_t **at = &h->table[ch->id % EPX_HTTP_N_BUCKETS];
+        while (*at != ch) at = &(*at)->next_in_table;
+        *at = ch->next_in_table;
+        h->n_live--;
+        pthread_cond_broadcast(&h->changed);
+        if (ch->finish == EPX_FINISH_NONE) {
+            ch->finish = ev->finish;
+            ch->end_token = ev->finish == EPX_FINISH_STOP && ev->token >= 0;
+            snprintf(ch->error, sizeof ch->error, "%s", ev->error ? ev->error : "");
+        }
+    }
+    if (has_news(ch->call)) epx_call_wake_locked(ch->call);
+    return ev->finish != EPX_FINISH_NONE;
+}
+
+static void keep_early(epx_http_t *h, const epx_event_t *ev) {
+    epx_http_early_t *e = calloc(1, sizeof *e), **at = &h->early;
+    if (!e) return;
+    e->ev = *ev;
+    snprintf(e->error, sizeof e->error, "%s", ev->error ? ev->error : "");
+    e->ev.error = e->error;
+    while (*at) at = &(*at)->next;
+    *at = e;
+}
+
+void epx_call_on_event(epx_http_t *h, const epx_event_t *ev) {
+    int ended = 0;
+    pthread_mutex_lock(&h->lock);
+    epx_choice_t *ch = h->table[ev->id % EPX_HTTP_N_BUCKETS];
+    while (ch && ch->id != ev->id) ch = ch->next_in_table;
+    if (ch) ended = deliver(ch, ev);
+    else if (h->n_submitting > 0) keep_early(h, ev);
+    pthread_mutex_unlock(&h->lock);
+    if (ended) epx_call_unref(ch->call);
+}
+
+/* h->lock held. */
+static int deliver_early(epx_choice_t *ch) {
+    epx_http_early_t **at = &ch->call->http->early;
+    int ended = 0;
+    while (*at) {
+        epx_http_early_t *e = *at;
+        if (e->ev.id != ch->id) {
+            at = &e->next;
+            continue;
+        }
+        ended |= deliver(ch, &e->ev);
+        *at = e->next;
+        free(e);
+    }
+    return ended;
+}
+
+/* h->lock held. */
+static void drop_early(epx_http_t *h) {
+    while (h->early) {
+        epx_http_early_t *e = h->early;
+        h->early = e->next;
+        free(e);
+    }
+}
+
+epx_status_t epx_call_submit_choice(epx_choice_t *ch, const epx_request_t *req) {
+    epx_http_t *h = ch->call->http;
+    uint64_t id = 0;
+    int ended = 0;
+    pthread_mutex_lock(&h->lock);
+    h->n_submitting++;
+    pthread_mutex_unlock(&h->lock);
+    epx_status_t s = epx_cluster_submit(h->cluster, req, -1, &id);
+    pthread_mutex_lock(&h->lock);
+    if (s >= 0) {
+        ch->id = id;
+        ch->next_in_table = h->table[id % EPX_HTTP_N_BUCKETS];
+        h->table[id % EPX_HTTP_N_BUCKETS] = ch;
+        ch->call->refs++;
+        ended = deliver_early(ch);
+    }
+    if (--h->n_submitting == 0) drop_early(h);
+    pthread_mutex_unlock(&h->lock);
+    if (ended) epx_call_unref(ch->call);
+    return s;
+}

@@ -1,0 +1,75 @@
+/* A call: one accepted generation request of a client, its choices (each one request of the cluster) and what is to be sent.
+ *
+ * Who touches what: h->lock guards everything marked [lock]. The rest belongs to the MHD thread that serves the connection, which
+ * is one thread at a time. Lifetime by references: one of the connection's exchange, one of the streaming response, one of each
+ * choice that the cluster still owes an end. A suspended connection is never closed by MHD, so `conn` and `fd` are good while
+ * `suspended` is set. Order of locks: h->lock, then MHD's own; the cluster is never called with h->lock held. */
+#ifndef EPX_SERVER_HTTP_CALL_H
+#define EPX_SERVER_HTTP_CALL_H
+
+#include "server/http/http_impl.h"
+#include "server/http/openai_write.h"
+#include "server/http/text_stream.h"
+
+typedef struct epx_choice {
+    epx_call_t *call;
+    struct epx_choice *next_in_table; /* [lock] */
+    uint64_t id;                      /* [lock] of the cluster; 0: not submitted */
+    int32_t *tokens;                  /* [lock] owned: arrived, not yet taken; at most max_new */
+    size_t n_tokens, cap_tokens;      /* [lock] */
+    epx_finish_t finish;              /* [lock] EPX_FINISH_NONE while it runs */
+    int end_token;                    /* [lock] the last token ended the text and is no part of it */
+    int cancel_sent, closed;          /* [lock] closed: nobody wants what may still come */
+    char error[256];                  /* [lock] of EPX_FINISH_ERROR */
+    int idx;
+    int32_t n_prompt, n_completion;
+    epx_text_stream_t stream;
+    epx_str_t text;                   /* without stream: the whole; else what the next chunk carries */
+    int done, role_sent;
+    const char *finish_reason;
+} epx_choice_t;
+
+struct epx_call {
+    epx_http_t *http;
+    epx_call_t *prev, *next;      /* [lock] list of all calls with a connection */
+    int refs;                     /* [lock] */
+    struct MHD_Connection *conn;  /* [lock] NULL once the connection is gone */
+    int fd;                       /* [lock] */
+    int suspended, gone, tick;    /* [lock] tick: a keep-alive comment is due */
+    uint64_t quiet_since_ns;      /* [lock] since when nothing was sent */
+    epx_api_request_t req;
+    epx_choice_t *choices;        /* owned, [n_choices] */
+    int n_choices;
+    char id[48];
+    epx_api_head_t head;
+    epx_str_t out;                /* stream bytes to send, from out_off */
+    size_t out_off;
+    int client_left, wrote, has_error, streaming, ended;
+    epx_api_error_t error;
+};
+
+/* Takes over the contents of *req. One reference, the caller's. Adds the call to the server's list. NULL without memory. */
+epx_call_t *epx_call_create(epx_http_t *h, struct MHD_Connection *conn, epx_api_request_t *req);
+void epx_call_ref(epx_call_t *c);
+void epx_call_unref(epx_call_t *c);
+/* Tokenize and submit every choice (submit.c). On EPX_ERR_ARG *err says why; choices already submitted were cancelled. */
+epx_status_t epx_call_submit(epx_call_t *c, epx_api_error_t *err);
+/* Hand one choice to the cluster under the id that it gives, and take events that came before the id was known. */
+epx_status_t epx_call_submit_choice(epx_choice_t *ch, const epx_request_t *req);
+/* The connection ended: forget it, cancel what still runs. */
+void epx_call_detach(epx_call_t *c);
+/* Take what arrived: text into the choices, for a stream events into c->out; sets done, has_error, ended, client_left. */
+void epx_call_pump(epx_call_t *c);
+int epx_call_all_done(const epx_call_t *c);
+void epx_call_usage(const epx_call_t *c, epx_api_usage_t *out);
+/* Suspend the connection until the cluster or the watcher has something. 0: there already is, not suspended. */
+int epx_call_suspend(epx_call_t *c);
+/* Cancel every choice that runs. */
+void epx_call_cancel(epx_call_t *c);
+
+/* The event sink's part. */
+void epx_call_on_event(epx_http_t *h, const epx_event_t *ev);
+/* Resume when suspended. h->lock held. */
+void epx_call_wake_locked(epx_call_t *c);
+
+#endif

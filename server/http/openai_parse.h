@@ -1,0 +1,31 @@
+/* Shared by the files of the request parser only. */
+#ifndef EPX_SERVER_HTTP_OPENAI_PARSE_H
+#define EPX_SERVER_HTTP_OPENAI_PARSE_H
+
+#include "server/http/openai_request.h"
+
+typedef struct {
+    epx_api_request_t *req;
+    const epx_api_limits_t *lim;
+    epx_api_error_t *err;
+    int64_t max_completion_tokens;  /* 0: not given */
+    int has_stream_options, has_best_of;
+    int64_t best_of;
+} epx_api_parse_t;
+
+enum { EPX_API_SHOW_BYTES = 100 };
+/* A value as JSON for a message, cut to fit; returns buf. */
+const char *epx_api_show(const json_t *v, char buf[EPX_API_SHOW_BYTES]);
+/* 400 on parameter `name`: "name: legal, got value". */
+epx_status_t epx_api_bad_value(epx_api_parse_t *p, const char *name, const json_t *v, const char *legal);
+
+/* Handle one top-level parameter; a name that does not exist is refused. */
+epx_status_t epx_api_parse_param(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_messages(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_prompt(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_stop(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_stop_ids(epx_api_parse_t *p, const char *name, const json_t *v);
+/* A list of token ids within the vocabulary. *out_ids is owned by the caller. */
+epx_status_t epx_api_parse_ids(epx_api_parse_t *p, const char *name, const json_t *v, int32_t **out_ids, size_t *out_n);
+
+#endif

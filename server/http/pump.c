@@ -1,0 +1,146 @@
+/* From tokens to text to stream events, for one call. Runs on the MHD thread of the connection. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/http/call.h"
+
+/* What arrived of one choice since the last look. */
+typedef struct {
+    int32_t *tokens; /* owned */
+    size_t n_tokens;
+    epx_finish_t finish;
+    int end_token;
+    char error[256];
+} news_t;
+
+static void take_news(epx_choice_t *ch, news_t *out) {
+    pthread_mutex_lock(&ch->call->http->lock);
+    out->tokens = ch->tokens;
+    out->n_tokens = ch->n_tokens;
+    out->finish = ch->finish;
+    out->end_token = ch->end_token;
+    memcpy(out->error, ch->error, sizeof out->error);
+    ch->tokens = NULL;
+    ch->n_tokens = ch->cap_tokens = 0;
+    pthread_mutex_unlock(&ch->call->http->lock);
+}
+
+static void fail_call(epx_call_t *c, int status, const char *code, const char *message) {
+    epx_api_fail(&c->error, status, code, NULL, "%s", message);
+    c->has_error = 1;
+    epx_call_cancel(c);
+}
+
+static void close_choice(epx_choice_t *ch, const char *reason) {
+    epx_http_t *h = ch->call->http;
+    ch->done = 1;
+    ch->finish_reason = reason;
+    pthread_mutex_lock(&h->lock);
+    int runs = ch->finish == EPX_FINISH_NONE && !ch->cancel_sent;
+    ch->cancel_sent |= runs;
+    ch->closed = 1;
+    pthread_mutex_unlock(&h->lock);
+    if (runs) epx_cluster_cancel(h->cluster, ch->id); /* a stop string ended it, the ranks do not know */
+}
+
+static epx_status_t push_token(epx_choice_t *ch, int32_t token) {
+    const epx_tokenizer_t *tok = ch->call->http->cfg.tokenizer;
+    size_t n_bytes = 0;
+    ch->n_completion++;
+    if (epx_tokenizer_is_special(tok, token)) return EPX_OK;
+    const char *bytes = epx_tokenizer_token_bytes(tok, token, &n_bytes);
+    if (!bytes) return EPX_OK; /* an id of the padded vocabulary without a text */
+    return epx_text_stream_push(&ch->stream, bytes, n_bytes, &ch->text);
+}
+
+static epx_status_t use_news(epx_choice_t *ch, const news_t *news) {
+    size_t n_text = news->n_tokens - (size_t)(news->end_token && news->n_tokens > 0);
+    for (size_t i = 0; i < n_text && !ch->stream.stopped; i++) EPX_TRY(push_token(ch, news->tokens[i]));
+    if (ch->stream.stopped) {
+        close_choice(ch, "stop");
+        return EPX_OK;
+    }
+    ch->n_completion += (int32_t)(news->n_tokens - n_text);
+    if (news->finish == EPX_FINISH_STOP || news->finish == EPX_FINISH_LENGTH) {
+        EPX_TRY(epx_text_stream_finish(&ch->stream, &ch->text));
+        close_choice(ch, news->finish == EPX_FINISH_STOP ? "stop" : "length");
+    }
+    return EPX_OK;
+}
+
+/* Text and end of a choice as events. */
+static epx_status_t write_events(epx_choice_t *ch) {
+    epx_call_t *c = ch->call;
+    epx_api_choice_text_t piece = {.idx = ch->idx, .text = ""};
+    if (c->req.is_chat && !ch->role_sent) EPX_TRY(epx_api_write_chunk(&c->head, &piece, 1, &c->out));
+    ch->role_sent = 1;
+    if (ch->text.n_bytes > 0) {
+        piece.text = ch->text.data;
+        piece.n_bytes = ch->text.n_bytes;
+        EPX_TRY(epx_api_write_chunk(&c->head, &piece, 0, &c->out));
+        epx_str_clear(&ch->text);
+    }
+    if (!ch->done) return EPX_OK;
+    piece = (epx_api_choice_text_t){.idx = ch->idx, .text = "", .finish_reason = ch->finish_reason};
+    return epx_api_write_chunk(&c->head, &piece, 0, &c->out);
+}
+
+static void pump_choice(epx_choice_t *ch) {
+    epx_call_t *c = ch->call;
+    news_t news;
+    take_news(ch, &news);
+    int bad = news.finish == EPX_FINISH_ERROR || news.finish == EPX_FINISH_CANCELLED;
+    int any = news.n_tokens > 0 || news.finish != EPX_FINISH_NONE;
+    epx_status_t s = use_news(ch, &news);
+    if (s >= 0 && any && c->req.stream && (!bad || ch->text.n_bytes > 0)) s = write_events(ch);
+    if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
+    else if (bad && !ch->done)
+        fail_call(c, 503, "engine_failure", news.finish == EPX_FINISH_ERROR ? news.error : "the request was cancelled by the engine");
+    free(news.tokens);
+}
+
+int epx_call_all_done(const epx_call_t *c) {
+    for (int i = 0; i < c->n_choices; i++)
+        if (!c->choices[i].done) return 0;
+    return 1;
+}
+
+void epx_call_usage(const epx_call_t *c, epx_api_usage_t *out) {
+    memset(out, 0, sizeof *out);
+    for (int i = 0; i < c->n_choices; i++) {
+        if (i % c->req.n == 0) out->n_prompt += c->choices[i].n_prompt; /* a prompt counts once however many answers it gets */
+        out->n_completion += c->choices[i].n_completion;
+    }
+}
+
+static void end_stream(epx_call_t *c) {
+    epx_api_usage_t usage;
+    epx_status_t s = EPX_OK;
+    epx_call_usage(c, &usage);
+    if (c->req.include_usage) s = epx_api_write_usage_chunk(&c->head, &usage, &c->out);
+    if (s >= 0) s = epx_str_append_z(&c->out, "data: [DONE]\n\n");
+    c->ended = 1;
+    if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
+}
+
+void epx_call_pump(epx_call_t *c) {
+    epx_http_t *h = c->http;
+    size_t before = c->out.n_bytes;
+    if (c->ended || c->has_error) return;
+    pthread_mutex_lock(&h->lock);
+    int tick = c->tick, stopping = h->stopping;
+    c->tick = 0;
+    c->client_left = c->gone;
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < c->n_choices && !c->has_error; i++)
+        if (!c->choices[i].done) pump_choice(&c->choices[i]);
+    if (c->has_error) return;
+    if (epx_call_all_done(c)) {
+        if (c->req.stream) end_stream(c);
+    } else if (stopping) {
+        fail_call(c, 503, "shutting_down", "the server is shutting down");
+    } else if (tick && c->out.n_bytes == before) {
+        epx_str_append_z(&c->out, ": keep-alive\n\n");
+    }
+    c->wrote |= c->out.n_bytes > before;
+}
