@@ -1,0 +1,81 @@
+/* The option table: the only list of flags. Names and meanings are SGLang's where SGLang has the flag. */
+#include "app/settings.h"
+
+#include <stddef.h>
+
+#define SERVE (1u << EPX_CMD_SERVE)
+#define GENERATE (1u << EPX_CMD_GENERATE)
+#define INFO (1u << EPX_CMD_INFO)
+#define DEMO (1u << EPX_CMD_DEMO)
+#define ALL (SERVE | GENERATE | INFO | DEMO)
+#define AT(field) offsetof(epx_settings_t, field)
+#define I31 2147483647.0
+#define I53 9007199254740992.0
+
+static const epx_option_t options[] = {
+    {"model-path", NULL, EPX_OPTION_TEXT, AT(model_path), 0, -1, NULL, NULL, ALL, "DIR",
+     "Directory of a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json."},
+    {"tp-size", "tp", EPX_OPTION_INT, AT(tp), 1, 64, NULL, NULL, ALL, "N",
+     "Number of ranks; each is a process. Default 1. More than one rank needs --dp-size of the same value and "
+     "--enable-dp-attention, because attention tensor parallelism is not built yet."},
+    {"dp-size", "dp", EPX_OPTION_INT, AT(dp), 1, 64, NULL, NULL, ALL, "N",
+     "Number of data-parallel attention ranks: each has its own requests and KV pool. Default 1. Must divide --tp-size."},
+    {"enable-dp-attention", NULL, EPX_OPTION_FLAG, AT(enable_dp_attention), 0, -1, NULL, NULL, ALL, NULL,
+     "Run attention data-parallel and only the experts across all ranks. Needed with --dp-size 2 or more."},
+    {"ep-size", "ep", EPX_OPTION_INT, AT(ep), 1, 64, NULL, NULL, ALL, "N",
+     "Number of ranks that the experts are spread over. Default, and the only legal value: that of --tp-size."},
+    {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx",
+     "deepep|mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
+     "How tokens travel to their experts. pplx: each token goes to the ranks that own its experts and the weighted sum comes "
+     "back. none: every rank sees all tokens (all-gather and reduce-scatter). auto: pplx with two or more DP ranks, else none."},
+    {"a2a-combine", NULL, EPX_OPTION_CHOICE, AT(a2a_combine), 0, -1, "exact|prereduced", NULL, ALL, NULL,
+     "exact (default): the answers of a token's experts are added in one order whatever the number of ranks, so results are "
+     "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
+    {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|safetensors|npcache|gguf", ALL, NULL,
+     "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
+    {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, 1024, NULL, NULL, ALL, "N",
+     "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
+    {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",
+     "Requests that run at the same time over all DP ranks; each rank gets its share. Default: 64 a rank."},
+    {"chunked-prefill-size", NULL, EPX_OPTION_INT, AT(chunked_prefill_size), 1, I31, NULL, NULL, ALL, "N",
+     "Prompt tokens computed in one step over all DP ranks; each rank gets its share. Default: 256 a rank."},
+    {"context-length", NULL, EPX_OPTION_INT, AT(context_length), 1, I31, NULL, NULL, ALL, "N",
+     "Longest prompt plus answer, in tokens. Default: max_position_embeddings of config.json."},
+    {"max-total-tokens", NULL, EPX_OPTION_INT, AT(max_total_tokens), 1, I53, NULL, NULL, ALL, "N",
+     "Tokens that the KV pool of one rank holds. Default: chosen from the free memory."},
+    {"page-size", NULL, EPX_OPTION_INT, AT(page_size), 1, 4096, NULL, NULL, ALL, "N", "Tokens of one KV page. Default 16."},
+    {"random-seed", NULL, EPX_OPTION_INT, AT(random_seed), 0, I53, NULL, NULL, ALL, "N",
+     "Seed of dummy weights and of requests that give none. Default 0."},
+    {"host", NULL, EPX_OPTION_TEXT, AT(host), 0, -1, NULL, NULL, SERVE | DEMO, "ADDRESS",
+     "Numeric address to listen on. Default 127.0.0.1; 0.0.0.0 for every interface."},
+    {"port", NULL, EPX_OPTION_INT, AT(port), 0, 65535, NULL, NULL, SERVE | DEMO, "N",
+     "Port to listen on. Default 30000; 0: any free port."},
+    {"served-model-name", NULL, EPX_OPTION_TEXT, AT(served_model_name), 0, -1, NULL, NULL, SERVE | DEMO, "NAME",
+     "The model's id in the API. Default: the value of --model-path."},
+    {"prompt", NULL, EPX_OPTION_TEXT, AT(prompt), 0, -1, NULL, NULL, GENERATE, "TEXT", "Continue this text as it stands."},
+    {"chat", NULL, EPX_OPTION_TEXT, AT(chat), 0, -1, NULL, NULL, GENERATE, "TEXT",
+     "Send this as a user's message through the model's chat template."},
+    {"max-tokens", NULL, EPX_OPTION_INT, AT(max_tokens), 1, I31, NULL, NULL, GENERATE, "N",
+     "Longest answer in tokens. Default: what is left of the context."},
+    {"temperature", NULL, EPX_OPTION_REAL, AT(temperature), 0, 100, NULL, NULL, GENERATE, "X",
+     "0: always the most probable token. This and the next three default to the model's generation_config.json."},
+    {"top-p", NULL, EPX_OPTION_REAL, AT(top_p), 0, 1, NULL, NULL, GENERATE, "X",
+     "Sample from the smallest set of tokens whose probabilities sum to X."},
+    {"top-k", NULL, EPX_OPTION_INT, AT(top_k), -1, I31, NULL, NULL, GENERATE, "N",
+     "Sample from the N most probable tokens; -1 or 0: from all."},
+    {"min-p", NULL, EPX_OPTION_REAL, AT(min_p), 0, 1, NULL, NULL, GENERATE, "X",
+     "Leave out tokens less probable than X times the most probable one."},
+    {"seed", NULL, EPX_OPTION_INT, AT(seed), 0, I53, NULL, NULL, GENERATE, "N",
+     "Seed of the answer: the same seed gives the same text. Default: --random-seed."},
+    {"help", NULL, EPX_OPTION_FLAG, AT(help), 0, -1, NULL, NULL, ALL, NULL, "Print this text."},
+};
+
+static const char *const commands[] = {"epx serve", "epx generate", "epx info", "epx demo", NULL};
+
+const epx_option_table_t epx_settings_table = {options, sizeof options / sizeof options[0], commands};
+
+void epx_settings_init(epx_settings_t *s) {
+    *s = (epx_settings_t){.tp = 1, .dp = 1, .moe_a2a_backend = "auto", .a2a_combine = "exact", .load_format = "auto",
+                          .host = "127.0.0.1", .port = 30000, .temperature = -1, .top_p = -1, .min_p = -1, .top_k = INT64_MIN,
+                          .seed = -1};
+}
