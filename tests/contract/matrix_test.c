@@ -1,0 +1,164 @@
+/* The contract matrix: every backend x transport x dtype x layout x combine mode x W, each through the whole edge set of
+ * routings, against the oracle bit for bit.
+ * Usage: contract_matrix self | threads | processes [pairwise [STEPS]]
+ * pairwise: only a set of cases in which every pair of values occurs (for the sanitizers and the planted mistakes). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/harness/components.h"
+#include "tests/harness/exchange.h"
+#include "tests/harness/pairwise.h"
+
+enum { N_W = 5, N_DTYPES = 6, N_LAYOUTS = 2, N_COMBINES = 2, N_SHAPES = 7, N_OPTS = 8, MAX_CASES = 2048, MAX_SLOTS = 128 };
+enum { DIM_W, DIM_BACKEND, DIM_DTYPE, DIM_LAYOUT, DIM_COMBINE, DIM_SHAPE, DIM_OPTS, N_DIMS };
+
+static const int w_values[N_W] = {1, 2, 3, 4, 8};
+
+/* token, wire, expert, combine */
+static const epx_dtype_t dtype_values[N_DTYPES][4] = {
+    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},       {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16}, {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
+    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32}, {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
+};
+
+static const struct {
+    int n_experts, top_k, hidden, max_tokens;
+} shape_values[N_SHAPES] = {
+    {7, 2, 64, 5}, {16, 4, 128, 8}, {13, 8, 200, 3}, {5, 1, 1, 6}, {70, 64, 7, 2}, {32, 6, 256, 4}, {3, 3, 96, 4},
+};
+
+static const unsigned opts_values[N_OPTS] = {
+    0,
+    TH_REGISTERED | TH_HISTOGRAM,
+    TH_HALVES | TH_ADD,
+    TH_REGISTERED | TH_HALVES | TH_NO_COUNTS | TH_DELAYS,
+    TH_NO_COUNTS | TH_ADD,
+    TH_REGISTERED | TH_DELAYS,
+    TH_HALVES | TH_HISTOGRAM | TH_DELAYS,
+    TH_REGISTERED | TH_HALVES | TH_ADD | TH_HISTOGRAM,
+};
+
+typedef struct {
+    th_mode_t mode;
+    const char *transport;
+    int n_backends, n_steps, n_cases;
+    const char *backends[TH_MAX_COMPONENTS];
+    th_tuple_t cases[MAX_CASES];
+    int w, backend; /* of the present launch; indices */
+} matrix_t;
+
+/* Where the experts lie: even, scattered over the ranks, or scattered with the slots in another order. */
+static void fill_placement(th_shape_t *s, int which, uint64_t seed, int *slot_rank, int *slot_expert) {
+    for (int i = 0; i < s->n_experts; i++) {
+        slot_rank[i] = (int)(th_mix(seed, (uint64_t)i) % (uint64_t)s->n_ranks);
+        slot_expert[i] = s->n_experts - 1 - i;
+    }
+    s->slot_rank = which >= 1 ? slot_rank : NULL;
+    s->slot_expert = which >= 2 ? slot_expert : NULL;
+}
+
+static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
+    const int *v = m->cases[idx].v;
+    const epx_dtype_t *d = dtype_values[v[DIM_DTYPE]];
+    int slot_rank[MAX_SLOTS], slot_expert[MAX_SLOTS];
+    th_case_t c = {.backend = m->backends[v[DIM_BACKEND]], .opts = opts_values[v[DIM_OPTS]], .n_steps = m->n_steps};
+    c.seed = th_seed() + (uint64_t)idx * 1009;
+    c.shape = (th_shape_t){.n_ranks = w_values[v[DIM_W]],
+                           .max_tokens = shape_values[v[DIM_SHAPE]].max_tokens,
+                           .hidden = shape_values[v[DIM_SHAPE]].hidden,
+                           .top_k = shape_values[v[DIM_SHAPE]].top_k,
+                           .n_experts = shape_values[v[DIM_SHAPE]].n_experts,
+                           .token = d[0], .wire = d[1], .expert = d[2], .combine = d[3],
+                           .layout = v[DIM_LAYOUT] ? EPX_LAYOUT_EXPERT_MAJOR : EPX_LAYOUT_LISTS,
+                           .mode = v[DIM_COMBINE] ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
+    fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
+    return th_case_run(r, g, &c);
+}
+
+static int run_cases(th_rank_t *r, epx_group_t *g, const matrix_t *m) {
+    for (int i = 0; i < m->n_cases; i++) {
+        if (m->cases[i].v[DIM_W] != m->w || m->cases[i].v[DIM_BACKEND] != m->backend) continue;
+        if (run_case(r, g, m, i) != 0) return -1;
+    }
+    return 0;
+}
+
+static int rank_body(th_rank_t *r) {
+    const matrix_t *m = r->arg;
+    epx_world_config_t cfg;
+    epx_world_t *w = NULL;
+    epx_group_t *g = NULL;
+    th_world_config(r, m->transport, &cfg);
+    if (strcmp(m->transport, "self") == 0) {
+        epx_world_config_init(&cfg);
+        cfg.bootstrap = "self";
+        cfg.transports = "self";
+    }
+    th_note(r, "%s, world and group of %d", m->transport, r->n_ranks);
+    TH_OK(r, epx_world_create(&cfg, &w));
+    TH_CHECK(r, epx_world_rank(w) == r->rank && epx_world_size(w) == r->n_ranks, "world says rank %d of %d", epx_world_rank(w), epx_world_size(w));
+    TH_OK(r, epx_group_create(w, NULL, 0, -1, &g));
+    epx_group_caps_t caps = {.size = sizeof caps};
+    TH_OK(r, epx_group_caps(g, &caps));
+    TH_CHECK(r, strcmp(caps.transport, m->transport) == 0, "transport %s, wanted %s", caps.transport, m->transport);
+    int rc = run_cases(r, g, m);
+    epx_group_destroy(g);
+    epx_world_destroy(w);
+    return rc;
+}
+
+/* All combinations of W, backend, dtype, layout and combine; shape and options rotate, so that each meets every other. */
+static void all_cases(matrix_t *m, int max_w) {
+    int i = 0;
+    th_tuple_t t = {{0}};
+    for (t.v[DIM_W] = 0; t.v[DIM_W] < max_w; t.v[DIM_W]++)
+        for (t.v[DIM_BACKEND] = 0; t.v[DIM_BACKEND] < m->n_backends; t.v[DIM_BACKEND]++)
+            for (t.v[DIM_DTYPE] = 0; t.v[DIM_DTYPE] < N_DTYPES; t.v[DIM_DTYPE]++)
+                for (t.v[DIM_LAYOUT] = 0; t.v[DIM_LAYOUT] < N_LAYOUTS; t.v[DIM_LAYOUT]++)
+                    for (t.v[DIM_COMBINE] = 0; t.v[DIM_COMBINE] < N_COMBINES; t.v[DIM_COMBINE]++, i++) {
+                        t.v[DIM_SHAPE] = (i + i / N_SHAPES) % N_SHAPES;
+                        t.v[DIM_OPTS] = (i + i / N_OPTS) % N_OPTS;
+                        m->cases[m->n_cases++] = t;
+                    }
+}
+
+static int pairwise_cases(matrix_t *m, int max_w) {
+    int sizes[N_DIMS] = {max_w, m->n_backends, N_DTYPES, N_LAYOUTS, N_COMBINES, N_SHAPES, N_OPTS};
+    m->n_cases = th_pairwise(N_DIMS, sizes, m->cases, MAX_CASES);
+    return m->n_cases > 0 && th_pairwise_covers(N_DIMS, sizes, m->cases, m->n_cases) ? 0 : -1;
+}
+
+static int run_matrix(matrix_t *m, int max_w) {
+    int n_bad = 0;
+    for (m->w = 0; m->w < max_w; m->w++) {
+        for (m->backend = 0; m->backend < m->n_backends; m->backend++) {
+            int bad = th_launch(m->mode, w_values[m->w], rank_body, m, 100, NULL);
+            if (bad) fprintf(stderr, "FAILED: %s, %s, %s, W=%d\n", m->transport, th_mode_name(m->mode), m->backends[m->backend], w_values[m->w]);
+            n_bad += bad != 0;
+        }
+    }
+    return n_bad;
+}
+
+int main(int argc, char **argv) {
+    static matrix_t m;
+    const char *transports[TH_MAX_COMPONENTS], *kind = argc > 1 ? argv[1] : "threads";
+    int want_self = strcmp(kind, "self") == 0, is_pairwise = argc > 2 && strcmp(argv[2], "pairwise") == 0, n_bad = 0, n_cases = 0;
+    int n_transports = th_components("transport", transports);
+    m.mode = strcmp(kind, "processes") == 0 ? TH_PROCESSES : TH_THREADS;
+    m.n_backends = th_components("backend", m.backends);
+    m.n_steps = argc > 3 ? atoi(argv[3]) : TH_N_KINDS;
+    th_seed();
+    for (int i = 0; i < n_transports; i++) {
+        int max_w = want_self ? 1 : N_W;
+        if ((strcmp(transports[i], "self") == 0) != want_self) continue;
+        m.transport = transports[i];
+        m.n_cases = 0;
+        if (!is_pairwise) all_cases(&m, max_w);
+        else if (pairwise_cases(&m, max_w) != 0) n_bad++;
+        n_cases += m.n_cases;
+        n_bad += run_matrix(&m, max_w);
+    }
+    printf("%d cases of %d exchanges, %d launches failed\n", n_cases, m.n_steps, n_bad);
+    return n_bad != 0 || n_cases == 0;
+}

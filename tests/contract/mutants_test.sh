@@ -1,0 +1,45 @@
+#!/bin/sh
+# Each planted mistake of the library (lib/spi/mutant.h) must make the contract suite fail, and no mistake must let it pass.
+# Usage: mutants_test.sh BUILD_DIR SOURCE_DIR [NAME...]   Prints which program caught which mistake. Needs -DEPX_MUTANTS=ON.
+set -u
+bin=$1/tests/contract src=$2
+shift 2
+names=${*:-$(sed -n 's/^ \* | \([a-z_]*\) *|.*/\1/p' "$src/lib/spi/mutant.h" | grep -v '^name$')}
+[ -n "$names" ] || { echo "no mutants are listed in $src/lib/spi/mutant.h"; exit 1; }
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+
+# The quick subset, most telling first. A program that hangs past its limit has failed.
+quick() {
+    echo "reuse threads 60"
+    echo "matrix threads pairwise 6"
+    echo "groups threads group_allgather"
+    echo "refuse mismatch_names_the_field"
+    echo "faults threads timeout_names_phase_and_peer"
+}
+
+# first_failure NAME: the program that fails under the mistake NAME ("" without a mistake); nothing when all pass.
+first_failure() {
+    quick | while read -r program args; do
+        # shellcheck disable=SC2086
+        EPX_MUTANT=$1 timeout 60 "$bin/contract_$program" $args >"$out" 2>&1 && continue
+        echo "contract_$program $args"
+        break
+    done
+}
+
+n_bad=0 n=0
+caught=$(first_failure "")
+[ -z "$caught" ] || { cat "$out"; echo "without a planted mistake: FAILED in $caught"; exit 1; }
+for name in $names; do
+    caught=$(first_failure "$name")
+    n=$((n + 1))
+    if [ -n "$caught" ]; then
+        echo "$name: caught by $caught: $(grep -m1 -E '\.c:[0-9]+:|HUNG|failed' "$out" | cut -c1-200)"
+    else
+        echo "$name: NOT CAUGHT"
+        n_bad=$((n_bad + 1))
+    fi
+done
+echo "$((n - n_bad)) of $n planted mistakes caught"
+[ "$n_bad" -eq 0 ] && [ "$n" -ge 8 ]

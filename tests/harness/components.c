@@ -1,0 +1,25 @@
+/* What the library offers, and the seed: see components.h. */
+#include "tests/harness/components.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "epx/epx.h"
+
+int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]) {
+    int n = 0;
+    epx_component_t c;
+    for (int i = 0; n < TH_MAX_COMPONENTS && epx_component(i, &c) == EPX_OK; i++)
+        if (strcmp(c.kind, kind) == 0 && c.available) out_names[n++] = c.name;
+    return n;
+}
+
+unsigned long long th_seed(void) {
+    static int printed;
+    const char *text = getenv("EPX_CONTRACT_SEED");
+    unsigned long long seed = text ? strtoull(text, NULL, 0) : 20261130u;
+    if (!printed) fprintf(stderr, "EPX_CONTRACT_SEED=%llu\n", seed);
+    printed = 1;
+    return seed;
+}

@@ -1,0 +1,12 @@
+/* Which backends and transports the contract suite covers: whatever the library says is available. */
+#ifndef EPX_TESTS_HARNESS_COMPONENTS_H
+#define EPX_TESTS_HARNESS_COMPONENTS_H
+
+enum { TH_MAX_COMPONENTS = 16 };
+
+/* Names of the available components of a kind ("backend", "transport"), in the library's order. Returns how many. */
+int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]);
+/* EPX_CONTRACT_SEED of the environment, or a fixed seed; printed once per program. */
+unsigned long long th_seed(void);
+
+#endif

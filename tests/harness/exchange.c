@@ -1,0 +1,334 @@
+/* One exchange against the oracle: see exchange.h. */
+#include "tests/harness/exchange.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { POISON = 0xA5, GUARD_BYTES = 64 };
+
+struct th_open {
+    th_batch_t batches[TH_MAX_RANKS];
+    th_expect_t want;
+    epx_io_t io;
+    int rank, n_local, row_cap;
+    size_t row_bytes, scale_row; /* wire row; floats per row of scales */
+    unsigned char *out_x;        /* dispatch output of EXPERT_MAJOR */
+    float *out_scale;
+    int32_t *counts, *histogram;
+    unsigned char *y, *result;   /* expert outputs; combine output */
+    size_t y_bytes, result_bytes;
+};
+
+static const char *mode_name(epx_combine_t m) { return m == EPX_COMBINE_EXACT ? "exact" : "partial"; }
+static const char *layout_name(epx_layout_t l) { return l == EPX_LAYOUT_LISTS ? "lists" : "expert-major"; }
+
+const char *th_case_text(const th_case_t *c, char *out, size_t n_bytes) {
+    const th_shape_t *s = &c->shape;
+    snprintf(out, n_bytes, "%s W=%d %s->%s/%s/%s %s %s E=%d K=%d H=%d T<=%d opts=%u seed=%llu%s%s", c->backend ? c->backend : "auto", s->n_ranks,
+             th_dtype_name(s->token), th_dtype_name(s->wire), th_dtype_name(s->expert), th_dtype_name(s->combine),
+             layout_name(s->layout), mode_name(s->mode), s->n_experts, s->top_k, s->hidden, s->max_tokens, c->opts,
+             (unsigned long long)c->seed, s->slot_rank ? " slot_rank" : "", s->slot_expert ? " slot_expert" : "");
+    return out;
+}
+
+void th_plan_config(const th_case_t *c, epx_plan_config_t *out_cfg) {
+    const th_shape_t *s = &c->shape;
+    epx_plan_config_init(out_cfg);
+    out_cfg->max_tokens = s->max_tokens;
+    out_cfg->hidden = s->hidden;
+    out_cfg->top_k = s->top_k;
+    out_cfg->n_experts = s->n_experts;
+    out_cfg->n_slots = s->slot_rank || s->slot_expert ? s->n_experts : 0;
+    out_cfg->slot_rank = s->slot_rank;
+    out_cfg->slot_expert = s->slot_expert;
+    out_cfg->token_dtype = s->token;
+    out_cfg->wire_dtype = s->wire;
+    out_cfg->expert_dtype = s->expert;
+    out_cfg->combine_dtype = s->combine;
+    out_cfg->layout = s->layout;
+    out_cfg->combine = s->mode;
+    out_cfg->backend = c->backend;
+    out_cfg->timeout_ns = c->timeout_ns ? c->timeout_ns : 20000000000u;
+}
+
+static void maybe_sleep(const th_case_t *c, int rank, uint64_t seed, uint64_t at) {
+    uint64_t m = th_mix(seed ^ 0x51EE9, at * 64 + (uint64_t)rank);
+    if ((c->opts & TH_DELAYS) && m % 3 == 0) th_sleep_us((unsigned)(m >> 32) % 300);
+}
+
+static void *poisoned(size_t n_bytes) {
+    void *p = malloc(n_bytes + GUARD_BYTES);
+    if (!p) abort();
+    memset(p, POISON, n_bytes + GUARD_BYTES);
+    return p;
+}
+
+static int is_poison(const void *p, size_t n_bytes) {
+    const unsigned char *b = p;
+    for (size_t i = 0; i < n_bytes; i++)
+        if (b[i] != POISON) return 0;
+    return 1;
+}
+
+static int first_difference(const unsigned char *a, const unsigned char *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (a[i] != b[i]) return (int)i;
+    return -1;
+}
+
+static void open_buffers(const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    size_t slots = (size_t)o->n_local * (size_t)o->row_cap, h = (size_t)s->hidden;
+    size_t n_y = s->layout == EPX_LAYOUT_EXPERT_MAJOR ? slots : (size_t)o->want.n_rows;
+    o->row_bytes = h * (size_t)th_dtype_bytes(s->wire);
+    o->scale_row = (size_t)th_n_scales(s);
+    o->out_x = poisoned(slots * o->row_bytes);
+    o->out_scale = poisoned(slots * o->scale_row * sizeof(float));
+    o->counts = poisoned((size_t)o->n_local * sizeof(int32_t));
+    o->histogram = poisoned((size_t)s->n_experts * sizeof(int32_t));
+    o->y_bytes = n_y * h * (size_t)th_dtype_bytes(s->expert);
+    o->y = poisoned(o->y_bytes);
+    o->result_bytes = (size_t)o->batches[o->rank].n_tokens * h * (size_t)th_dtype_bytes(s->token);
+    o->result = poisoned(o->result_bytes);
+}
+
+static void open_free(const th_case_t *c, th_open_t *o) {
+    th_batches_fini(&c->shape, o->batches);
+    th_expect_fini(&o->want);
+    free(o->out_x);
+    free(o->out_scale);
+    free(o->counts);
+    free(o->histogram);
+    free(o->y);
+    free(o->result);
+    free(o);
+}
+
+static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    const th_batch_t *b = &o->batches[o->rank];
+    epx_io_init(&o->io);
+    o->io.x = b->x;
+    if (c->opts & TH_REGISTERED) {
+        void *in = NULL;
+        TH_OK(r, epx_plan_input(p, 0, &in));
+        TH_CHECK(r, (uintptr_t)in % 64 == 0, "registered input %p is not 64-byte aligned", in);
+        memcpy(in, b->x, (size_t)b->n_tokens * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token));
+        o->io.x = in;
+    }
+    o->io.ids = b->ids;
+    o->io.weights = b->weights;
+    o->io.n_tokens = b->n_tokens;
+    int expert_major = s->layout == EPX_LAYOUT_EXPERT_MAJOR;
+    o->io.out_x = expert_major ? o->out_x : NULL;
+    o->io.out_scale = expert_major && s->wire != s->token ? o->out_scale : NULL;
+    o->io.out_counts = (c->opts & TH_NO_COUNTS) && !expert_major ? NULL : o->counts;
+    o->io.out_histogram = c->opts & TH_HISTOGRAM ? o->histogram : NULL;
+    return 0;
+}
+
+static int check_row(th_rank_t *r, const th_open_t *o, int i, const void *row, const float *scales) {
+    const unsigned char *want = o->want.rows + (size_t)i * o->row_bytes;
+    int at = first_difference(row, want, o->row_bytes);
+    TH_CHECK(r, at < 0, "row %d (src %u token %u) differs at byte %d: %02x, wanted %02x", i, o->want.entries[i].src,
+             o->want.entries[i].token, at, ((const unsigned char *)row)[at], want[at]);
+    if (!o->want.scales) return 0;
+    at = first_difference((const unsigned char *)scales, (const unsigned char *)(o->want.scales + (size_t)i * o->scale_row),
+                          o->scale_row * sizeof(float));
+    TH_CHECK(r, at < 0, "scale %d of row %d: %.9g, wanted %.9g", at / 4, i, (double)scales[at / 4],
+             (double)o->want.scales[(size_t)i * o->scale_row + (size_t)at / 4]);
+    return 0;
+}
+
+/* LISTS: compare the lists and every row, then let the experts read the delivered rows. */
+static int check_lists(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    const th_expect_t *w = &o->want;
+    epx_lists_t l;
+    memset(&l, 0, sizeof l);
+    TH_OK(r, epx_plan_lists(p, 0, &l));
+    TH_CHECK(r, l.n_local_experts == w->n_local, "%d local experts, wanted %d", l.n_local_experts, w->n_local);
+    for (int e = 0; e <= w->n_local; e++)
+        TH_CHECK(r, l.expert_off[e] == w->expert_off[e], "expert_off[%d] is %d, wanted %d", e, l.expert_off[e], w->expert_off[e]);
+    TH_CHECK(r, l.n_rows == w->n_rows, "%d rows, wanted %d", l.n_rows, w->n_rows);
+    size_t y_bytes = (size_t)s->hidden * (size_t)th_dtype_bytes(s->expert);
+    for (int e = 0; e < w->n_local; e++) {
+        for (int i = w->expert_off[e]; i < w->expert_off[e + 1]; i++) {
+            epx_list_entry_t at = l.entries[i];
+            TH_CHECK(r, at.src == w->entries[i].src && at.token == w->entries[i].token, "entry %d is (%u, %u), wanted (%u, %u)", i,
+                     at.src, at.token, w->entries[i].src, w->entries[i].token);
+            const void *row = (const char *)l.row_base[at.src] + at.token * l.row_stride_bytes;
+            const float *scales = w->scales ? l.scale_base[at.src] + at.token * l.scale_stride : NULL;
+            if (check_row(r, o, i, row, scales) != 0) return -1;
+            th_expert_row(s, w->local_expert[e], row, scales, o->y + (size_t)i * y_bytes);
+        }
+    }
+    return 0;
+}
+
+static int check_expert_major(th_rank_t *r, const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    const th_expect_t *w = &o->want;
+    size_t y_bytes = (size_t)s->hidden * (size_t)th_dtype_bytes(s->expert), scale_bytes = o->scale_row * sizeof(float);
+    for (int e = 0; e < w->n_local; e++) {
+        int n = w->expert_off[e + 1] - w->expert_off[e];
+        size_t slot = (size_t)e * (size_t)o->row_cap;
+        for (int i = 0; i < n; i++, slot++) {
+            const unsigned char *row = o->out_x + slot * o->row_bytes;
+            const float *scales = w->scales ? o->out_scale + slot * o->scale_row : NULL;
+            if (check_row(r, o, w->expert_off[e] + i, row, scales) != 0) return -1;
+            th_expert_row(s, w->local_expert[e], row, scales, o->y + slot * y_bytes);
+        }
+        size_t n_free = (size_t)(o->row_cap - n);
+        TH_CHECK(r, is_poison(o->out_x + slot * o->row_bytes, n_free * o->row_bytes), "rows past the count of local expert %d (%d) were written", e, n);
+        TH_CHECK(r, is_poison(o->out_scale + slot * o->scale_row, n_free * scale_bytes), "scales past the count of local expert %d were written", e);
+    }
+    size_t slots = (size_t)o->n_local * (size_t)o->row_cap;
+    TH_CHECK(r, is_poison(o->out_x + slots * o->row_bytes, GUARD_BYTES), "%s", "written past the end of out_x");
+    return 0;
+}
+
+static int check_counts(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
+    const th_expect_t *w = &o->want;
+    for (int e = 0; o->io.out_counts && e < w->n_local; e++)
+        TH_CHECK(r, o->counts[e] == w->expert_off[e + 1] - w->expert_off[e], "count of local expert %d is %d, wanted %d", e, o->counts[e],
+                 w->expert_off[e + 1] - w->expert_off[e]);
+    TH_CHECK(r, is_poison(o->counts + w->n_local, GUARD_BYTES), "%s", "written past the end of out_counts");
+    for (int e = 0; o->io.out_histogram && e < c->shape.n_experts; e++)
+        TH_CHECK(r, o->histogram[e] == w->histogram[e], "histogram[%d] is %d, wanted %d", e, o->histogram[e], w->histogram[e]);
+    return 0;
+}
+
+static int check_result(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    int at = first_difference(o->result, o->want.result, o->result_bytes);
+    int i = at < 0 ? 0 : at / th_dtype_bytes(s->token);
+    TH_CHECK(r, at < 0, "combine result of token %d channel %d: %.9g, wanted %.9g", i / s->hidden, i % s->hidden,
+             (double)th_load(s->token, o->result, i), (double)th_load(s->token, o->want.result, i));
+    TH_CHECK(r, is_poison(o->result + o->result_bytes, GUARD_BYTES), "%s", "written past the end of the combine result");
+    return 0;
+}
+
+static int do_dispatch(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, uint64_t seed) {
+    maybe_sleep(c, o->rank, seed, 0);
+    if (c->opts & TH_HALVES) {
+        TH_OK(r, epx_dispatch_send(p, &o->io));
+        maybe_sleep(c, o->rank, seed, 1);
+        TH_OK(r, epx_dispatch_recv(p, &o->io));
+    } else {
+        TH_OK(r, epx_dispatch(p, &o->io));
+    }
+    maybe_sleep(c, o->rank, seed, 2);
+    return 0;
+}
+
+int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out) {
+    char text[256];
+    th_note(r, "%s, %s, step seed %llu", th_case_text(c, text, sizeof text), th_kind_name(kind), (unsigned long long)seed);
+    epx_plan_info_t info = {.size = sizeof info};
+    TH_OK(r, epx_plan_info(p, &info));
+    th_open_t *o = calloc(1, sizeof *o);
+    if (!o) return th_fail(r, "no memory for a step");
+    o->rank = rank;
+    if (th_batches_make(&c->shape, kind, seed, o->batches) != 0) goto err_memory;
+    if (th_oracle(&c->shape, o->batches, rank, (c->opts & TH_ADD) != 0, &o->want) != 0) goto err_memory;
+    o->n_local = info.n_local_experts;
+    o->row_cap = info.row_cap;
+    if (o->n_local != o->want.n_local || o->row_cap != c->shape.n_ranks * c->shape.max_tokens) {
+        th_fail(r, "plan info: %d local experts, %d rows; wanted %d, %d", o->n_local, o->row_cap, o->want.n_local, c->shape.n_ranks * c->shape.max_tokens);
+        goto err_open;
+    }
+    open_buffers(c, o);
+    if (fill_io(r, p, c, o) != 0 || do_dispatch(r, p, c, o, seed) != 0) goto err_open;
+    if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_expert_major(r, c, o)) goto err_open;
+    if (check_counts(r, c, o) != 0) goto err_open;
+    *out = o;
+    return 0;
+err_memory:
+    th_fail(r, "no memory for a step");
+err_open:
+    open_free(c, o);
+    return -1;
+}
+
+static int do_combine(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    epx_io_t io;
+    epx_io_init(&io);
+    io.x = o->y;
+    io.out_x = o->result;
+    io.add = c->opts & TH_ADD ? o->batches[o->rank].add : NULL;
+    io.n_tokens = o->batches[o->rank].n_tokens;
+    if (c->opts & TH_HALVES) {
+        TH_OK(r, epx_combine_send(p, &io));
+        memset(o->y, POISON, o->y_bytes); /* borrowed during combine_send only */
+        maybe_sleep(c, o->rank, c->seed, 3);
+        TH_OK(r, epx_combine_recv(p, &io));
+    } else {
+        TH_OK(r, epx_combine(p, &io));
+    }
+    return check_result(r, c, o);
+}
+
+int th_step_close(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, th_tally_t *tally) {
+    int rc = do_combine(r, p, c, o);
+    for (int q = 0; rc == 0 && q < c->shape.n_ranks; q++) {
+        tally->rows_sent[q] += o->want.rows_sent[q];
+        tally->rows_received[q] += o->want.rows_received[q];
+    }
+    tally->n_steps++;
+    open_free(c, o);
+    return rc;
+}
+
+int th_step(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_tally_t *tally) {
+    th_open_t *o = NULL;
+    if (th_step_open(r, p, c, rank, kind, seed, &o) != 0) return -1;
+    return th_step_close(r, p, c, o, tally);
+}
+
+int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tally_t *tally) {
+    uint64_t sent[TH_MAX_RANKS] = {0}, received[TH_MAX_RANKS] = {0};
+    epx_plan_stats_t st = {.size = sizeof st, .rows_sent = sent, .rows_received = received};
+    epx_plan_info_t info = {.size = sizeof info};
+    TH_OK(r, epx_plan_stats(p, &st));
+    TH_OK(r, epx_plan_info(p, &info));
+    TH_CHECK(r, st.n_ranks == c->shape.n_ranks, "stats of %d ranks, wanted %d", st.n_ranks, c->shape.n_ranks);
+    TH_CHECK(r, st.n_dispatches == tally->n_steps && st.n_combines == tally->n_steps && info.epoch == tally->n_steps,
+             "%llu dispatches, %llu combines, epoch %llu; wanted %llu", (unsigned long long)st.n_dispatches,
+             (unsigned long long)st.n_combines, (unsigned long long)info.epoch, (unsigned long long)tally->n_steps);
+    for (int q = 0; q < c->shape.n_ranks; q++)
+        TH_CHECK(r, sent[q] == tally->rows_sent[q] && received[q] == tally->rows_received[q],
+                 "rank %d: %llu rows sent, %llu received; wanted %llu, %llu", q, (unsigned long long)sent[q], (unsigned long long)received[q],
+                 (unsigned long long)tally->rows_sent[q], (unsigned long long)tally->rows_received[q]);
+    TH_CHECK(r, c->shape.n_ranks > 1 || st.dispatch_bytes + st.combine_bytes == 0, "one rank sent %llu bytes to others",
+             (unsigned long long)(st.dispatch_bytes + st.combine_bytes));
+    return 0;
+}
+
+static int check_bytes(th_rank_t *r, epx_plan_t *p, const epx_plan_config_t *cfg, int n_ranks) {
+    size_t bytes = 0;
+    epx_plan_info_t info = {.size = sizeof info};
+    TH_OK(r, epx_plan_bytes(cfg, n_ranks, &bytes));
+    TH_OK(r, epx_plan_info(p, &info));
+    TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes, "epx_plan_bytes says %zu, the plan has %zu + %zu", bytes, info.slab_bytes, info.private_bytes);
+    return 0;
+}
+
+int th_case_run(th_rank_t *r, epx_group_t *g, const th_case_t *c) {
+    char text[256];
+    epx_plan_config_t cfg;
+    epx_plan_t *p = NULL;
+    th_tally_t tally = {0};
+    th_plan_config(c, &cfg);
+    th_note(r, "%s, epx_plan_create", th_case_text(c, text, sizeof text));
+    TH_OK(r, epx_plan_create(g, &cfg, &p));
+    int rc = check_bytes(r, p, &cfg, c->shape.n_ranks);
+    for (int i = 0; rc == 0 && i < c->n_steps; i++)
+        rc = th_step(r, p, c, epx_group_rank(g), (th_kind_t)((c->seed + (uint64_t)i) % TH_N_KINDS), th_mix(c->seed, (uint64_t)i), &tally);
+    if (rc == 0) rc = th_check_stats(r, p, c, &tally);
+    if (rc == 0) th_note(r, "%s, epx_plan_destroy", text);
+    if (rc != 0) epx_plan_abort(p); /* peers need not wait for a failed rank */
+    epx_plan_destroy(p);
+    return rc;
+}
