@@ -152,10 +152,15 @@ static epx_status_t set_real(const parse_t *p, const epx_option_t *o, const char
 
 static epx_status_t set_value(const parse_t *p, const epx_option_t *o, const char *value) {
     switch (o->kind) {
-    case EPX_OPTION_CHOICE: return set_choice(p, o, value);
-    case EPX_OPTION_INT: return set_int(p, o, value);
-    case EPX_OPTION_REAL: return set_real(p, o, value);
-    default: memcpy((char *)p->settings + o->offset, &value, sizeof value); return EPX_OK;
+    case EPX_OPTION_CHOICE:
+        return set_choice(p, o, value);
+    case EPX_OPTION_INT:
+        return set_int(p, o, value);
+    case EPX_OPTION_REAL:
+        return set_real(p, o, value);
+    default:
+        memcpy((char *)p->settings + o->offset, &value, sizeof value);
+        return EPX_OK;
     }
 }
 
@@ -195,12 +200,9 @@ epx_status_t epx_options_parse(const epx_option_table_t *t, int command_idx, int
     char help[] = "--help", *as_long[] = {help};
     for (int i = first; i < argc;) {
         int used = 1;
-        if (strcmp(argv[i], "-h") == 0)
-            EPX_TRY(take_option(&p, 0, 1, as_long, &used));
-        else if (strncmp(argv[i], "--", 2) == 0 && argv[i][2])
-            EPX_TRY(take_option(&p, i, argc, argv, &used));
-        else
-            EPX_TRY(epx_str_printf(problems, "unexpected argument \"%s\": settings are given as --name value\n", argv[i]));
+        if (strcmp(argv[i], "-h") == 0) EPX_TRY(take_option(&p, 0, 1, as_long, &used));
+        else if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) EPX_TRY(take_option(&p, i, argc, argv, &used));
+        else EPX_TRY(epx_str_printf(problems, "unexpected argument \"%s\": settings are given as --name value\n", argv[i]));
         i += used;
     }
     return EPX_OK;

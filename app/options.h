@@ -19,15 +19,15 @@ typedef enum {
 } epx_option_kind_t;
 
 typedef struct {
-    const char *name;     /* without dashes */
-    const char *alias;    /* a second full name, or NULL */
+    const char *name;  /* without dashes */
+    const char *alias; /* a second full name, or NULL */
     epx_option_kind_t kind;
-    size_t offset;        /* in the settings */
-    double min, max;      /* INT, REAL; max below min: no limit */
-    const char *choices;  /* CHOICE: "auto|none|pplx" */
-    const char *unbuilt;  /* CHOICE: values that are known elsewhere but not built here, same form; NULL: none */
-    unsigned commands;    /* bit i: belongs to command i */
-    const char *value;    /* name of the value in --help; NULL: made from the choices, or none */
+    size_t offset;       /* in the settings */
+    double min, max;     /* INT, REAL; max below min: no limit */
+    const char *choices; /* CHOICE: "auto|none|pplx" */
+    const char *unbuilt; /* CHOICE: values that are known elsewhere but not built here, same form; NULL: none */
+    unsigned commands;   /* bit i: belongs to command i */
+    const char *value;   /* name of the value in --help; NULL: made from the choices, or none */
     const char *help;
 } epx_option_t;
 

@@ -27,11 +27,12 @@ static const epx_option_t options[] = {
     {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx",
      "deepep|mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
      "How tokens travel to their experts. pplx: each token goes to the ranks that own its experts and the weighted sum comes "
-     "back. none: every rank sees all tokens (all-gather and reduce-scatter). auto: pplx with two or more DP ranks, else none."},
+     "back. none: every rank sees all tokens (all-gather and reduce-scatter). auto (default): the library chooses; `epx info "
+     "--model-path DIR` says what."},
     {"a2a-combine", NULL, EPX_OPTION_CHOICE, AT(a2a_combine), 0, -1, "exact|prereduced", NULL, ALL, NULL,
      "exact (default): the answers of a token's experts are added in one order whatever the number of ranks, so results are "
      "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
-    {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|safetensors|npcache|gguf", ALL, NULL,
+    {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL, NULL,
      "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
     {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, 1024, NULL, NULL, ALL, "N",
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
@@ -75,7 +76,16 @@ static const char *const commands[] = {"epx serve", "epx generate", "epx info", 
 const epx_option_table_t epx_settings_table = {options, sizeof options / sizeof options[0], commands};
 
 void epx_settings_init(epx_settings_t *s) {
-    *s = (epx_settings_t){.tp = 1, .dp = 1, .moe_a2a_backend = "auto", .a2a_combine = "exact", .load_format = "auto",
-                          .host = "127.0.0.1", .port = 30000, .temperature = -1, .top_p = -1, .min_p = -1, .top_k = INT64_MIN,
+    *s = (epx_settings_t){.tp = 1,
+                          .dp = 1,
+                          .moe_a2a_backend = "auto",
+                          .a2a_combine = "exact",
+                          .load_format = "auto",
+                          .host = "127.0.0.1",
+                          .port = 30000,
+                          .temperature = -1,
+                          .top_p = -1,
+                          .min_p = -1,
+                          .top_k = INT64_MIN,
                           .seed = -1};
 }

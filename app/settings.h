@@ -14,21 +14,21 @@ typedef struct {
     int help;
     const char *model_path;
     int64_t tp, dp;
-    int64_t ep;                  /* 0: as tp */
+    int64_t ep; /* 0: as tp */
     int enable_dp_attention;
     const char *moe_a2a_backend, *a2a_combine, *load_format;
     const char *host;
     int64_t port;
-    const char *served_model_name; /* NULL: model_path */
-    int64_t threads;             /* of a rank; 0: cores / tp */
-    int64_t max_running_requests, chunked_prefill_size; /* over all DP ranks, as in SGLang; 0: the engine's choice */
+    const char *served_model_name;                       /* NULL: model_path */
+    int64_t threads;                                     /* of a rank; 0: cores / tp */
+    int64_t max_running_requests, chunked_prefill_size;  /* over all DP ranks, as in SGLang; 0: the engine's choice */
     int64_t context_length, max_total_tokens, page_size; /* 0: the engine's choice */
     int64_t random_seed;
     const char *prompt, *chat;
-    int64_t max_tokens;          /* 0: as many as fit */
+    int64_t max_tokens;               /* 0: as many as fit */
     double temperature, top_p, min_p; /* -1: the model's generation_config.json */
-    int64_t top_k;               /* INT64_MIN: as above */
-    int64_t seed;                /* -1: random_seed */
+    int64_t top_k;                    /* INT64_MIN: as above */
+    int64_t seed;                     /* -1: random_seed */
 } epx_settings_t;
 
 extern const epx_option_table_t epx_settings_table;

@@ -18,46 +18,57 @@ static epx_status_t append_divisors(epx_str_t *out, int64_t n) {
 static epx_status_t check_tp_dp(const epx_settings_t *s, epx_str_t *out) {
     int tp = (int)s->tp, dp = (int)s->dp;
     if (tp % dp != 0) {
-        EPX_TRY(epx_str_printf(out, "--tp-size %d --dp-size %d: the ranks do not divide into %d groups of one size; legal values of "
-                               "--dp-size with --tp-size %d: ", tp, dp, dp, tp));
+        EPX_TRY(epx_str_printf(out,
+                               "--tp-size %d --dp-size %d: the ranks do not divide into %d groups of one size; legal values of "
+                               "--dp-size with --tp-size %d: ",
+                               tp, dp, dp, tp));
         return append_divisors(out, tp);
     }
     if (tp != dp)
-        return epx_str_printf(out, "--tp-size %d --dp-size %d: %d ranks would share one attention group, and attention tensor parallelism "
-                              "is not built yet; legal: --dp-size %d --enable-dp-attention\n", tp, dp, tp / dp, tp);
+        return epx_str_printf(
+            out,
+            "--tp-size %d --dp-size %d: %d ranks would share one attention group, and attention tensor parallelism "
+            "is not built yet; legal: --dp-size %d --enable-dp-attention\n",
+            tp, dp, tp / dp, tp);
     return EPX_OK;
 }
 
 static epx_status_t check_dp_attention(const epx_settings_t *s, epx_str_t *out) {
     if (s->dp >= 2 && !s->enable_dp_attention)
-        return epx_str_printf(out, "--dp-size %d needs --enable-dp-attention: without it SGLang runs %d whole replicas of the model, and "
-                              "replicas are not built yet\n", (int)s->dp, (int)s->dp);
+        return epx_str_printf(
+            out,
+            "--dp-size %d needs --enable-dp-attention: without it SGLang runs %d whole replicas of the model, and "
+            "replicas are not built yet\n",
+            (int)s->dp, (int)s->dp);
     return EPX_OK;
 }
 
 static epx_status_t check_backend(const epx_settings_t *s, epx_str_t *out) {
     if (s->ep && s->ep != s->tp)
-        EPX_TRY(epx_str_printf(out, "--ep-size %d: the experts are spread over all ranks; legal value with --tp-size %d: %d\n", (int)s->ep,
-                               (int)s->tp, (int)s->tp));
+        EPX_TRY(epx_str_printf(out, "--ep-size %d: the experts are spread over all ranks; legal value with --tp-size %d: %d\n",
+                               (int)s->ep, (int)s->tp, (int)s->tp));
     if (is(s->moe_a2a_backend, "pplx") && (s->dp < 2 || !s->enable_dp_attention))
-        EPX_TRY(epx_str_printf(out, "--moe-a2a-backend pplx with --dp-size %d%s: it exchanges tokens between data-parallel attention ranks "
-                               "and needs --enable-dp-attention with --dp-size 2 or more; legal here: auto, none\n", (int)s->dp,
-                               s->enable_dp_attention ? "" : " and no --enable-dp-attention"));
+        EPX_TRY(epx_str_printf(
+            out,
+            "--moe-a2a-backend pplx with --dp-size %d%s: it exchanges tokens between data-parallel attention ranks "
+            "and needs --enable-dp-attention with --dp-size 2 or more; legal here: auto, none\n",
+            (int)s->dp, s->enable_dp_attention ? "" : " and no --enable-dp-attention"));
     return EPX_OK;
 }
 
 /* Flags that SGLang counts over all DP ranks must leave every rank at least one. */
 static epx_status_t check_share(const char *flag, int64_t value, int64_t dp, epx_str_t *out) {
     if (value && value < dp)
-        return epx_str_printf(out, "--%s %lld: it is shared by %d DP ranks; legal values: %d or more\n", flag, (long long)value, (int)dp,
-                              (int)dp);
+        return epx_str_printf(out, "--%s %lld: it is shared by %d DP ranks; legal values: %d or more\n", flag, (long long)value,
+                              (int)dp, (int)dp);
     return EPX_OK;
 }
 
 static epx_status_t check_model(const epx_settings_t *s, epx_command_t command, epx_str_t *out) {
     struct stat st;
     if (s->model_path == NULL && command == EPX_CMD_INFO) return EPX_OK;
-    if (s->model_path == NULL) return epx_str_printf(out, "--model-path is missing: the directory of a Hugging Face checkpoint\n");
+    if (s->model_path == NULL)
+        return epx_str_printf(out, "--model-path is missing: the directory of a Hugging Face checkpoint\n");
     if (stat(s->model_path, &st) != 0) return epx_str_printf(out, "--model-path %s: %s\n", s->model_path, strerror(errno));
     if (!S_ISDIR(st.st_mode)) return epx_str_printf(out, "--model-path %s: not a directory\n", s->model_path);
     return EPX_OK;

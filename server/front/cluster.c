@@ -140,7 +140,8 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     epx_status_t s;
     if (dp_rank < -1 || dp_rank >= c->n_ranks)
         return epx_fail(EPX_ERR_ARG, "dp_rank = %d; -1 (any) to %d are possible", dp_rank, c->n_ranks - 1);
-    if (req->prompt == NULL || req->n_prompt < 1) return epx_fail(EPX_ERR_ARG, "n_prompt = %d; a prompt has at least one token", req->n_prompt);
+    if (req->prompt == NULL || req->n_prompt < 1)
+        return epx_fail(EPX_ERR_ARG, "n_prompt = %d; a prompt has at least one token", req->n_prompt);
     pthread_mutex_lock(&c->lock);
     s = submit_locked(c, req, dp_rank < 0 ? least_loaded(c) : dp_rank, out_id);
     pthread_mutex_unlock(&c->lock);

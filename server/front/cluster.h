@@ -12,9 +12,9 @@ typedef struct epx_cluster epx_cluster_t;
 
 typedef struct {
     uint32_t size;
-    epx_rank_config_t rank;  /* the same for every rank; rank.rank and the callbacks are ignored */
-    const char *program;     /* executable to spawn; NULL: /proc/self/exe */
-    int show_progress;       /* draw loading progress on stderr */
+    epx_rank_config_t rank; /* the same for every rank; rank.rank and the callbacks are ignored */
+    const char *program;    /* executable to spawn; NULL: /proc/self/exe */
+    int show_progress;      /* draw loading progress on stderr */
     /* Events of all requests, in order per request. Reader thread. */
     epx_event_fn on_event;
     void *ctx;
@@ -23,11 +23,11 @@ typedef struct {
 } epx_cluster_config_t;
 
 typedef struct {
-    epx_rank_info_t info;     /* of rank 0 */
+    epx_rank_info_t info; /* of rank 0 */
     int n_ranks;
     int pids[64];
     uint64_t mapped_bytes[64]; /* per rank */
-    int failed;               /* 1 after a rank died */
+    int failed;                /* 1 after a rank died */
     char failure[512];
 } epx_cluster_status_t;
 
@@ -47,7 +47,8 @@ epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, in
  * is left and no callback runs afterwards. Not from a callback. NULL allowed. */
 void epx_cluster_destroy(epx_cluster_t *c);
 
-/* The worker's main, called by the program when it sees the hidden argument: fd is the inherited socket. Returns the exit code. */
+/* The worker's main, called by the program when it sees the hidden argument: fd is the inherited socket. Returns the exit code.
+ */
 int epx_worker_main(int fd);
 #define EPX_WORKER_ARGUMENT "--epx-worker-fd"
 

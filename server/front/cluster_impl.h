@@ -16,17 +16,17 @@ typedef enum { EPX_CLUSTER_STARTING, EPX_CLUSTER_SERVING, EPX_CLUSTER_STOPPING, 
 
 typedef struct {
     epx_process_t process;
-    int pid;                  /* L, kept after the end */
-    epx_pipe_t link;          /* the out half: L */
+    int pid;         /* L, kept after the end */
+    epx_pipe_t link; /* the out half: L */
     int started;
     int ready;
-    int said_why;             /* the rank sent FAILED: its exit code says nothing new */
-    epx_rank_info_t info;     /* L */
-    epx_rank_stats_t stats;   /* L */
+    int said_why;                        /* the rank sent FAILED: its exit code says nothing new */
+    epx_rank_info_t info;                /* L */
+    epx_rank_stats_t stats;              /* L */
     uint64_t n_stats_asked, n_stats_got; /* L */
-    int n_live;               /* L */
+    int n_live;                          /* L */
     epx_str_t boot_blob;
-    int boot_waits;           /* gave its blob and waits for the others */
+    int boot_waits; /* gave its blob and waits for the others */
     double progress;
 } epx_front_rank_t;
 
@@ -36,19 +36,19 @@ struct epx_cluster {
     epx_front_rank_t ranks[EPX_CLUSTER_MAX_RANKS];
     pthread_t reader;
     pthread_mutex_t lock;
-    pthread_cond_t changed;   /* state, n_stats_got */
-    int wake_fd;              /* eventfd: look at the state and the out queues again */
-    epx_cluster_state_t state; /* L */
-    int closing;              /* L: the reader may end when every process is gone */
-    uint64_t next_id, wake_seq; /* L */
-    int next_rank;            /* L: where the search for the least loaded rank begins */
-    epx_live_table_t live;    /* L */
+    pthread_cond_t changed;      /* state, n_stats_got */
+    int wake_fd;                 /* eventfd: look at the state and the out queues again */
+    epx_cluster_state_t state;   /* L */
+    int closing;                 /* L: the reader may end when every process is gone */
+    uint64_t next_id, wake_seq;  /* L */
+    int next_rank;               /* L: where the search for the least loaded rank begins */
+    epx_live_table_t live;       /* L */
     epx_status_t failure_status; /* L, as is: */
     char failure[EPX_FAILURE_BYTES];
     uint64_t suspect_deadline; /* 0: none; else when `suspicion` counts, if the root cause was not found by then */
     epx_status_t suspect_status;
     char suspicion[EPX_FAILURE_BYTES];
-    uint64_t kill_deadline;   /* L; 0: none; else when the remaining processes get SIGKILL */
+    uint64_t kill_deadline; /* L; 0: none; else when the remaining processes get SIGKILL */
 };
 
 /* ---- cluster.c ---- */

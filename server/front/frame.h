@@ -17,11 +17,11 @@ typedef struct {
 } epx_frame_header_t;
 
 typedef struct {
-    int fd;          /* owned; -1: closed */
-    int at_end;      /* the other end is closed and everything it sent was received */
-    epx_str_t in;    /* received, not parsed from in_off on */
+    int fd;       /* owned; -1: closed */
+    int at_end;   /* the other end is closed and everything it sent was received */
+    epx_str_t in; /* received, not parsed from in_off on */
     size_t in_off;
-    epx_str_t out;   /* queued, not sent from out_off on */
+    epx_str_t out; /* queued, not sent from out_off on */
     size_t out_off;
 } epx_pipe_t;
 
@@ -31,7 +31,8 @@ void epx_pipe_init(epx_pipe_t *l, int fd);
 void epx_pipe_fini(epx_pipe_t *l);
 /* Queue one frame; nothing is sent before epx_pipe_flush(). EPX_ERR_CAPACITY over EPX_FRAME_MAX_BYTES. */
 epx_status_t epx_pipe_queue(epx_pipe_t *l, uint32_t kind, const void *payload, size_t n_bytes);
-/* Send what is queued. block 0: EPX_AGAIN when the socket is full and something is left. EPX_ERR_PEER: the other end is closed. */
+/* Send what is queued. block 0: EPX_AGAIN when the socket is full and something is left. EPX_ERR_PEER: the other end is closed.
+ */
 epx_status_t epx_pipe_flush(epx_pipe_t *l, int block);
 /* Move what has arrived into the buffer without blocking. At the end of the stream sets at_end. EPX_ERR_PEER: socket error. */
 epx_status_t epx_pipe_receive(epx_pipe_t *l);

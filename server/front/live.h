@@ -8,7 +8,7 @@
 #include "base/status.h"
 
 typedef struct {
-    uint64_t id;      /* 0: an empty slot */
+    uint64_t id; /* 0: an empty slot */
     int32_t rank;
     int32_t n_prompt, n_generated;
 } epx_live_t;

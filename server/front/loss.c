@@ -18,8 +18,12 @@ void epx_cluster_end_live(epx_cluster_t *c, const char *why) {
     pthread_mutex_unlock(&c->lock);
     for (size_t i = 0; i < ended.cap; i++) {
         const epx_live_t *at = &ended.slots[i];
-        epx_event_t ev = {.id = at->id, .token = -1, .finish = EPX_FINISH_ERROR, .n_prompt = at->n_prompt,
-                          .n_generated = at->n_generated, .error = why};
+        epx_event_t ev = {.id = at->id,
+                          .token = -1,
+                          .finish = EPX_FINISH_ERROR,
+                          .n_prompt = at->n_prompt,
+                          .n_generated = at->n_generated,
+                          .error = why};
         if (at->id) c->cfg.on_event(c->cfg.ctx, &ev);
     }
     epx_live_fini(&ended);

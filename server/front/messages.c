@@ -16,8 +16,7 @@ static void answer_boot(epx_cluster_t *c) {
         epx_str_t *blob = &c->ranks[r].boot_blob;
         if (blob->n_bytes != n_bytes)
             s = epx_fail(EPX_ERR_MISMATCH, "bootstrap: rank %d gave %zu bytes, rank 0 gave %zu", r, blob->n_bytes, n_bytes);
-        else
-            s = epx_str_append(&all, blob->data, blob->n_bytes);
+        else s = epx_str_append(&all, blob->data, blob->n_bytes);
         epx_str_clear(blob);
         c->ranks[r].boot_waits = 0;
     }
@@ -117,13 +116,20 @@ static epx_status_t take_failure(epx_cluster_t *c, int rank, const char *data, s
 
 static epx_status_t take_frame(epx_cluster_t *c, int rank, uint32_t kind, const char *data, size_t n) {
     switch (kind) {
-    case EPX_MSG_BOOT_MINE: return take_boot(c, rank, data, n);
-    case EPX_MSG_READY: return take_ready(c, rank, data, n);
-    case EPX_MSG_PROGRESS: return take_progress(c, rank, data, n);
-    case EPX_MSG_EVENTS: return take_events(c, rank, data, n);
-    case EPX_MSG_STATS: return take_stats(c, rank, data, n);
-    case EPX_MSG_FAILED: return take_failure(c, rank, data, n);
-    default: return epx_fail(EPX_ERR_FORMAT, "frame of unknown kind %u", kind);
+    case EPX_MSG_BOOT_MINE:
+        return take_boot(c, rank, data, n);
+    case EPX_MSG_READY:
+        return take_ready(c, rank, data, n);
+    case EPX_MSG_PROGRESS:
+        return take_progress(c, rank, data, n);
+    case EPX_MSG_EVENTS:
+        return take_events(c, rank, data, n);
+    case EPX_MSG_STATS:
+        return take_stats(c, rank, data, n);
+    case EPX_MSG_FAILED:
+        return take_failure(c, rank, data, n);
+    default:
+        return epx_fail(EPX_ERR_FORMAT, "frame of unknown kind %u", kind);
     }
 }
 

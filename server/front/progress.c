@@ -6,7 +6,8 @@
 enum { BAR_CELLS = 30 };
 
 void epx_cluster_draw_progress(const epx_cluster_t *c, const char *phase) {
-    static const char full[BAR_CELLS + 1] = "##############################", empty[BAR_CELLS + 1] = "..............................";
+    static const char full[BAR_CELLS + 1] = "##############################",
+                                       empty[BAR_CELLS + 1] = "..............................";
     double sum = 0;
     int cells;
     if (!c->cfg.show_progress) return;

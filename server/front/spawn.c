@@ -117,5 +117,6 @@ epx_status_t epx_process_bind_to_front(int fd) {
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    return fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 ? EPX_OK : epx_fail_errno(EPX_ERR_OS, errno, "close-on-exec of the front's socket");
+    return fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 ? EPX_OK
+                                               : epx_fail_errno(EPX_ERR_OS, errno, "close-on-exec of the front's socket");
 }

@@ -10,9 +10,9 @@
 enum { EPX_WORKER_FD = 3 }; /* number of the inherited socket in the worker */
 
 typedef struct {
-    pid_t pid;     /* 0: not started or reaped */
-    int pidfd;     /* readable when the process has ended; -1: none */
-    int fd;        /* the front's end of the socket, close-on-exec */
+    pid_t pid; /* 0: not started or reaped */
+    int pidfd; /* readable when the process has ended; -1: none */
+    int fd;    /* the front's end of the socket, close-on-exec */
 } epx_process_t;
 
 /* Start `program` with the hidden worker argument. It inherits one socket and stderr (which is its stdout too), nothing else.

@@ -25,8 +25,7 @@ static void send_frame(epx_worker_t *w, uint32_t kind, const void *payload, size
 
 static epx_status_t report_failure(epx_worker_t *w, epx_status_t status) {
     epx_str_t frame = {0};
-    if (epx_wire_put_failure(&frame, status, epx_error_message()) >= 0)
-        send_frame(w, EPX_MSG_FAILED, frame.data, frame.n_bytes);
+    if (epx_wire_put_failure(&frame, status, epx_error_message()) >= 0) send_frame(w, EPX_MSG_FAILED, frame.data, frame.n_bytes);
     epx_str_fini(&frame);
     return status;
 }
@@ -48,7 +47,8 @@ static epx_status_t take_request(epx_worker_t *w, const char *data, size_t n) {
     epx_request_t req;
     EPX_TRY(epx_wire_get_request(data, n, &req));
     if (epx_rank_submit(w->rank, &req) < 0) {
-        epx_event_t ev = {.id = req.id, .token = -1, .finish = EPX_FINISH_ERROR, .n_prompt = req.n_prompt, .error = epx_error_message()};
+        epx_event_t ev = {
+            .id = req.id, .token = -1, .finish = EPX_FINISH_ERROR, .n_prompt = req.n_prompt, .error = epx_error_message()};
         add_event(w, &ev);
         flush_events(w);
     }
@@ -69,8 +69,11 @@ static void send_stats(epx_worker_t *w) {
 
 static epx_status_t take_frame(epx_worker_t *w, uint32_t kind, const char *data, size_t n) {
     switch (kind) {
-    case EPX_MSG_REQUEST: return take_request(w, data, n);
-    case EPX_MSG_CANCEL: epx_rank_cancel(w->rank, number_of(data, n)); return EPX_OK;
+    case EPX_MSG_REQUEST:
+        return take_request(w, data, n);
+    case EPX_MSG_CANCEL:
+        epx_rank_cancel(w->rank, number_of(data, n));
+        return EPX_OK;
     case EPX_MSG_WAKE:
         epx_rank_wake(w->rank, number_of(data, n));
         w->idle = 0;
@@ -80,9 +83,13 @@ static epx_status_t take_frame(epx_worker_t *w, uint32_t kind, const char *data,
         w->stopping = 1;
         w->idle = 0;
         return EPX_OK;
-    case EPX_MSG_GET_STATS: send_stats(w); return EPX_OK;
-    case EPX_MSG_ABORT: epx_worker_leave(EPX_WORKER_ABANDONED);
-    default: return epx_fail(EPX_ERR_FORMAT, "frame of unknown kind %u from the front", kind);
+    case EPX_MSG_GET_STATS:
+        send_stats(w);
+        return EPX_OK;
+    case EPX_MSG_ABORT:
+        epx_worker_leave(EPX_WORKER_ABANDONED);
+    default:
+        return epx_fail(EPX_ERR_FORMAT, "frame of unknown kind %u from the front", kind);
     }
 }
 
@@ -137,7 +144,8 @@ static epx_status_t read_config(epx_worker_t *w, epx_str_t *out_text, epx_rank_c
     epx_status_t s;
     while ((s = epx_pipe_next(&w->link, &kind, &data, &n)) == EPX_AGAIN) epx_worker_wait(w);
     if (s < 0) return s;
-    if (kind != EPX_MSG_CONFIG) return epx_fail(EPX_ERR_FORMAT, "the first frame has kind %u; a configuration was expected", kind);
+    if (kind != EPX_MSG_CONFIG)
+        return epx_fail(EPX_ERR_FORMAT, "the first frame has kind %u; a configuration was expected", kind);
     EPX_TRY(epx_str_append(out_text, data, n));
     EPX_TRY(epx_wire_get_config(out_text->data, out_text->n_bytes, out_cfg));
     w->n_ranks = out_cfg->tp;

@@ -46,7 +46,8 @@ void epx_worker_progress(void *ctx, const char *what, double fraction) {
     uint64_t now = epx_now_ns();
     if (fraction < 1 && now - w->progress_ns < PROGRESS_NS) return;
     w->progress_ns = now;
-    if (epx_str_append(&frame, (const char *)&fraction, sizeof fraction) >= 0 && epx_str_append_z(&frame, what ? what : "") >= 0 &&
+    if (epx_str_append(&frame, (const char *)&fraction, sizeof fraction) >= 0 &&
+        epx_str_append_z(&frame, what ? what : "") >= 0 &&
         epx_pipe_queue(&w->link, EPX_MSG_PROGRESS, frame.data, frame.n_bytes) >= 0)
         epx_pipe_flush(&w->link, 1);
     epx_str_fini(&frame);

@@ -7,12 +7,12 @@
 
 typedef struct {
     epx_pipe_t link;
-    epx_str_t events;    /* of the present step, not queued yet */
-    epx_str_t deferred;  /* frames that came while the rank waited for a bootstrap answer: header, payload, padded to 8 bytes */
+    epx_str_t events;   /* of the present step, not queued yet */
+    epx_str_t deferred; /* frames that came while the rank waited for a bootstrap answer: header, payload, padded to 8 bytes */
     int n_ranks;
     epx_rank_t *rank;
-    int idle;            /* all ranks agreed that there is nothing to do: only a wake or a stop may start the next step,
-                            because a step is collective and only those two go to every rank */
+    int idle; /* all ranks agreed that there is nothing to do: only a wake or a stop may start the next step,
+                 because a step is collective and only those two go to every rank */
     int stopping;
     uint64_t progress_ns; /* when the last progress frame was sent */
 } epx_worker_t;

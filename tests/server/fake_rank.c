@@ -46,7 +46,8 @@ static epx_status_t check_boot(const epx_rank_config_t *cfg) {
     if (cfg->tp == 1) return EPX_OK;
     EPX_TRY(cfg->allgather(cfg->boot_ctx, mine, n, all));
     for (int r = 0; r < cfg->tp; r++)
-        if (all[r][0] != r || all[r][1] != 3 * r || all[r][2] != 7) return epx_fail(EPX_ERR_INTERNAL, "blob of rank %d is wrong", r);
+        if (all[r][0] != r || all[r][1] != 3 * r || all[r][2] != 7)
+            return epx_fail(EPX_ERR_INTERNAL, "blob of rank %d is wrong", r);
     if (all[cfg->rank][3] != (int32_t)getpid()) return epx_fail(EPX_ERR_INTERNAL, "own blob is wrong");
     return cfg->barrier(cfg->boot_ctx);
 }
@@ -126,7 +127,9 @@ static int advance(epx_rank_t *r, fake_request_t *q, epx_event_fn on_event, void
 
 epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
     struct timespec pause = {0, r->step_ms * 1000000};
-    if (r->idle) return epx_fail(EPX_ERR_INTERNAL, "an idle rank was stepped without the next wake (last: %lu)", (unsigned long)r->wake_seq);
+    if (r->idle)
+        return epx_fail(EPX_ERR_INTERNAL, "an idle rank was stepped without the next wake (last: %lu)",
+                        (unsigned long)r->wake_seq);
     if (r->n_live && r->lost) return epx_fail(EPX_ERR_PEER, "rank 1 does not answer");
     while (r->n_live && r->stuck) pause.tv_nsec = 1000000, nanosleep(&pause, NULL);
     if (r->n_live == 0 && r->stopping) return epx_fail(EPX_ERR_ABORTED, "stopped");

@@ -176,8 +176,9 @@ static void check_death(const char *model, int n_ranks, int victim, int sig, con
         assert_non_null(strstr(q->error, sig_name));
     }
     assert_non_null(strstr(f.failure, who));
-    assert_int_equal(epx_cluster_submit(f.cluster, &(epx_request_t){.prompt = &prompt, .n_prompt = 1, .max_new_tokens = 1}, -1, &id),
-                     EPX_ERR_PEER);
+    assert_int_equal(
+        epx_cluster_submit(f.cluster, &(epx_request_t){.prompt = &prompt, .n_prompt = 1, .max_new_tokens = 1}, -1, &id),
+        EPX_ERR_PEER);
     assert_non_null(strstr(epx_error_message(), who));
     epx_cluster_status(f.cluster, &st);
     assert_int_equal(st.failed, 1);
@@ -309,11 +310,11 @@ static void test_wire(void **state) {
 
 int main(int argc, char **argv) {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire), cmocka_unit_test(test_status_and_stats), cmocka_unit_test(test_many_requests),
-        cmocka_unit_test(test_idle_ranks), cmocka_unit_test(test_cancel_and_refusal), cmocka_unit_test(test_bad_submit),
-        cmocka_unit_test(test_stopped_rank), cmocka_unit_test(test_killed_rank), cmocka_unit_test(test_lost_peer),
-        cmocka_unit_test(test_start_failures), cmocka_unit_test(test_no_program), cmocka_unit_test(test_stop_is_bounded),
-        cmocka_unit_test(test_stop_cancels), cmocka_unit_test(test_killed_front)};
+        cmocka_unit_test(test_wire),           cmocka_unit_test(test_status_and_stats),   cmocka_unit_test(test_many_requests),
+        cmocka_unit_test(test_idle_ranks),     cmocka_unit_test(test_cancel_and_refusal), cmocka_unit_test(test_bad_submit),
+        cmocka_unit_test(test_stopped_rank),   cmocka_unit_test(test_killed_rank),        cmocka_unit_test(test_lost_peer),
+        cmocka_unit_test(test_start_failures), cmocka_unit_test(test_no_program),         cmocka_unit_test(test_stop_is_bounded),
+        cmocka_unit_test(test_stop_cancels),   cmocka_unit_test(test_killed_front)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -165,7 +165,7 @@ int front_special_main(int argc, char **argv) {
 }
 
 int front_spawn_sacrifice(const char *model_path, int pids[2]) {
-    char *argv[] = {(char *)(uintptr_t)"front", (char *)(uintptr_t)sacrifice_argument, (char *)(uintptr_t)model_path, NULL};
+    char *argv[] = {(char *)(uintptr_t) "front", (char *)(uintptr_t)sacrifice_argument, (char *)(uintptr_t)model_path, NULL};
     posix_spawn_file_actions_t fa;
     pid_t pid = -1;
     int ends[2];

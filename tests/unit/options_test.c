@@ -66,7 +66,8 @@ static void test_forms(void **state) {
 static void test_mistakes(void **state) {
     (void)state;
     parse_bad(EPX_CMD_SERVE, "--modle-path x", "unknown flag --modle-path; did you mean --model-path?\n");
-    parse_bad(EPX_CMD_SERVE, "--enable-dp-atention --tp 1", "unknown flag --enable-dp-atention; did you mean --enable-dp-attention?\n");
+    parse_bad(EPX_CMD_SERVE, "--enable-dp-atention --tp 1",
+              "unknown flag --enable-dp-atention; did you mean --enable-dp-attention?\n");
     parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend foo", "--moe-a2a-backend foo: unknown value; legal values: auto, none, pplx\n");
     parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend deepep",
               "--moe-a2a-backend deepep: known, but not built yet; legal values: auto, none, pplx\n");
@@ -76,12 +77,14 @@ static void test_mistakes(void **state) {
     parse_bad(EPX_CMD_GENERATE, "--temperature nan", "--temperature nan: legal values: numbers from 0 to 100\n");
     parse_bad(EPX_CMD_SERVE, "--port", "--port needs a value\n");
     parse_bad(EPX_CMD_SERVE, "--enable-dp-attention=1", "--enable-dp-attention=1: this flag takes no value\n");
-    parse_bad(EPX_CMD_SERVE, "--m x", "--m is the beginning of more than one flag: --model-path, --moe-a2a-backend, "
+    parse_bad(EPX_CMD_SERVE, "--m x",
+              "--m is the beginning of more than one flag: --model-path, --moe-a2a-backend, "
               "--max-running-requests, --max-total-tokens\n");
     parse_bad(EPX_CMD_GENERATE, "--port 1", "--port is not a flag of this command; it belongs to `epx serve`, `epx demo`\n");
     parse_bad(EPX_CMD_INFO, "model", "unexpected argument \"model\": settings are given as --name value\n");
     parse_bad(EPX_CMD_SERVE, "--", "unexpected argument \"--\": settings are given as --name value\n");
-    parse_bad(EPX_CMD_SERVE, "--tp 0 --port x --bogus 1 --dp 2", "--tp-size 0: legal values: integers from 1 to 64\n"
+    parse_bad(EPX_CMD_SERVE, "--tp 0 --port x --bogus 1 --dp 2",
+              "--tp-size 0: legal values: integers from 1 to 64\n"
               "--port x: legal values: integers from 0 to 65535\nunknown flag --bogus; did you mean --host?\n");
     assert_int_equal(got.dp, 2);
 }
@@ -109,8 +112,8 @@ static void test_validate(void **state) {
     check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2", 1, "--enable-dp-attention", NULL);
     check(EPX_CMD_SERVE, "--model-path / --ep 2", 1, "--ep-size 2", "with --tp-size 1: 1");
     check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx", 1, "--moe-a2a-backend pplx", "legal here: auto, none");
-    check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2 --enable-dp-attention --chunked-prefill-size 1", 1, "--chunked-prefill-size 1",
-          "2 or more");
+    check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2 --enable-dp-attention --chunked-prefill-size 1", 1,
+          "--chunked-prefill-size 1", "2 or more");
     check(EPX_CMD_SERVE, "--model-path /no/such/dir", 1, "--model-path /no/such/dir: No such file", NULL);
     check(EPX_CMD_SERVE, "", 1, "--model-path is missing", NULL);
     check(EPX_CMD_GENERATE, "--model-path /", 1, "one of --prompt TEXT and --chat TEXT", NULL);

@@ -1,0 +1,19 @@
+/* The subcommands. Each gets checked settings and returns the exit code; messages go to standard error. */
+#ifndef EPX_APP_COMMANDS_H
+#define EPX_APP_COMMANDS_H
+
+#include "app/session.h"
+#include "app/settings.h"
+
+int epx_command_serve(const epx_settings_t *o);
+int epx_command_generate(const epx_settings_t *o);
+int epx_command_info(const epx_settings_t *o);
+int epx_command_demo(const epx_settings_t *o);
+
+/* Serve HTTP on a started session until a signal or the loss of the ranks. search: if the port is taken use the next free one.
+ * The ranks are stopped afterwards. Returns the exit code. */
+int epx_serve_session(epx_session_t *s, int search);
+/* Print this thread's error message after "epx: " and return exit code 1. */
+int epx_print_error(void);
+
+#endif

@@ -1,0 +1,139 @@
+/* The epx program: chooses the subcommand, or becomes a rank when started by the front. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "app/commands.h"
+#include "base/log.h"
+#include "epx/epx.h"
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+static const struct {
+    const char *name, *purpose;
+    int (*run)(const epx_settings_t *o);
+} commands[EPX_CMD_COUNT] = {
+    [EPX_CMD_SERVE] = {"serve", "serve a model over HTTP", epx_command_serve},
+    [EPX_CMD_GENERATE] = {"generate", "answer one prompt on standard output", epx_command_generate},
+    [EPX_CMD_INFO] = {"info", "say what this machine and this build can do", epx_command_info},
+    [EPX_CMD_DEMO] = {"demo", "two ranks, one word problem, then a server", epx_command_demo},
+};
+static const char *const names[] = {"serve", "generate", "info", "demo", NULL};
+static const char *const unbuilt[] = {"bench", "eval", "plan", NULL};
+
+/* ---- log lines ---- */
+
+static const char *const levels[] = {"error", "warning", "info", "debug", NULL};
+static int log_level = -1;
+
+static void print_log(void *ctx, int level, const char *message) {
+    (void)ctx;
+    if (level <= log_level) fprintf(stderr, "epx: %s: %s\n", levels[level], message);
+}
+
+/* Errors reach the user through statuses; log lines are for those who ask. */
+static int set_log(void) {
+    const char *want = getenv("EPX_LOG");
+    if (want == NULL || *want == 0) return 0;
+    for (int i = 0; levels[i]; i++)
+        if (strcmp(levels[i], want) == 0) log_level = i;
+    if (log_level < 0) {
+        fprintf(stderr, "epx: EPX_LOG=%s: legal values: error, warning, info, debug\n", want);
+        return EXIT_USAGE;
+    }
+    epx_log_set_sink(print_log, NULL);
+    epx_set_log(print_log, NULL);
+    return 0;
+}
+
+/* ---- commands ---- */
+
+int epx_print_error(void) {
+    fflush(stdout);
+    fprintf(stderr, "epx: %s\n", epx_error_message());
+    return EXIT_FAILED;
+}
+
+static void print_usage(FILE *out) {
+    fprintf(out, "epx %s: Mixture-of-Experts language models on expert-parallel ranks\n\nusage: epx COMMAND [OPTION]...\n\n",
+            epx_version());
+    for (int c = 0; c < EPX_CMD_COUNT; c++) fprintf(out, "  %-10s %s\n", commands[c].name, commands[c].purpose);
+    fprintf(out, "\n`epx COMMAND --help` describes a command; `epx --version` prints the version.\n");
+}
+
+static int find(const char *const *list, const char *word) {
+    for (int i = 0; list[i]; i++)
+        if (strcmp(list[i], word) == 0) return i;
+    return -1;
+}
+
+static int refuse_command(const char *word) {
+    if (find(unbuilt, word) >= 0)
+        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo\n", word);
+    else
+        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo\n", word,
+                epx_options_nearest(names, word));
+    return EXIT_USAGE;
+}
+
+static int print_help(int command) {
+    epx_str_t text = {0};
+    if (epx_settings_help((epx_command_t)command, &text) < 0) return epx_print_error();
+    fputs(text.data, stdout);
+    epx_str_fini(&text);
+    return EXIT_DONE;
+}
+
+/* One line each, all at once. */
+static int print_problems(int command, const epx_str_t *problems) {
+    for (const char *p = problems->data, *end; *p && (end = strchr(p, '\n')); p = end + 1)
+        fprintf(stderr, "epx %s: %.*s\n", commands[command].name, (int)(end - p), p);
+    fprintf(stderr, "`epx %s --help` lists all flags.\n", commands[command].name);
+    return EXIT_USAGE;
+}
+
+static void init_settings(int command, epx_settings_t *o) {
+    epx_settings_init(o);
+    if (command != EPX_CMD_DEMO) return;
+    o->tp = o->dp = 2;
+    o->enable_dp_attention = 1;
+    o->moe_a2a_backend = "pplx";
+}
+
+static int run_command(int command, int argc, char **argv) {
+    epx_settings_t o;
+    epx_str_t problems = {0};
+    epx_status_t s;
+    int code;
+    init_settings(command, &o);
+    s = epx_options_parse(&epx_settings_table, command, 2, argc, argv, &o, &problems);
+    if (s >= 0 && o.help) {
+        epx_str_fini(&problems);
+        return print_help(command);
+    }
+    if (s >= 0) s = epx_settings_validate(&o, (epx_command_t)command, &problems);
+    if (s < 0) code = epx_print_error();
+    else code = problems.n_bytes ? print_problems(command, &problems) : commands[command].run(&o);
+    epx_str_fini(&problems);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    int command, code = set_log();
+    if (code) return code;
+    if (argc == 3 && strcmp(argv[1], EPX_WORKER_ARGUMENT) == 0) return epx_worker_main(atoi(argv[2]));
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_usage(stdout);
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("epx %s\n", epx_version());
+        return EXIT_DONE;
+    }
+    command = find(names, argv[1]);
+    return command < 0 ? refuse_command(argv[1]) : run_command(command, argc, argv);
+}

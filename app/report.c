@@ -1,0 +1,49 @@
+/* Tables for people. */
+#include "app/report.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+static const char *finish_text(epx_finish_t f) {
+    return f == EPX_FINISH_STOP ? "end token" : f == EPX_FINISH_LENGTH ? "length limit" : "cancelled";
+}
+
+void epx_report_speed(const epx_answer_t *a, FILE *out) {
+    fprintf(out, "prompt  %6d tokens  %9.1f tokens/s\n", a->n_prompt, rate(a->n_prompt, a->prefill_s));
+    fprintf(out, "answer  %6d tokens  %9.1f tokens/s  (ended by: %s)\n", a->n_generated, rate(a->n_generated - 1, a->decode_s),
+            finish_text(a->finish));
+}
+
+void epx_report_ranks(const epx_session_t *s, FILE *out) {
+    const epx_rank_info_t *i = &s->status.info;
+    fprintf(out, "ranks   %6d, %d thread%s each; %d layers, %d experts (top %d); exchange: %s over %s, %s combine; %s\n",
+            i->n_ranks, i->n_threads, i->n_threads == 1 ? "" : "s", i->n_layers, i->n_experts, i->top_k, i->backend, i->transport,
+            s->settings->a2a_combine, i->isa);
+}
+
+epx_status_t epx_report_rows(epx_session_t *s, FILE *out) {
+    int n = s->status.n_ranks;
+    epx_rank_stats_t *stats = calloc((size_t)n, sizeof *stats);
+    epx_status_t st;
+    if (stats == NULL) return epx_fail(EPX_ERR_NOMEM, "statistics of %d ranks", n);
+    st = epx_cluster_stats(s->cluster, stats, n);
+    if (st < 0) goto done;
+    fprintf(out, "rows sent to experts (one token, one layer, one rank):\n  from \\ to ");
+    for (int r = 0; r < n; r++) fprintf(out, "     rank %-2d", r);
+    for (int r = 0; r < n; r++) {
+        fprintf(out, "\n  rank %-4d ", r);
+        for (int d = 0; d < n; d++) fprintf(out, "  %10" PRIu64, stats[r].rows_sent[d]);
+    }
+    fprintf(out, "\n");
+done:
+    free(stats);
+    return st;
+}
+
+void epx_report_mapped(const epx_session_t *s, FILE *out) {
+    fprintf(out, "  rank  process  bytes of checkpoint files mapped\n");
+    for (int r = 0; r < s->status.n_ranks; r++)
+        fprintf(out, "  %4d  %7d  %" PRIu64 "\n", r, s->status.pids[r], s->status.mapped_bytes[r]);
+}

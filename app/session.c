@@ -1,0 +1,96 @@
+/* Opening a model for the commands. */
+#include "app/session.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static void pass_event(void *ctx, const epx_event_t *ev) {
+    epx_session_t *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    if (s->sink.on_event) s->sink.on_event(s->sink.ctx, ev);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void pass_failure(void *ctx, const char *message) {
+    epx_session_t *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    snprintf(s->failure, sizeof s->failure, "%s", message);
+    if (s->sink.on_failure) s->sink.on_failure(s->sink.ctx, message);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void epx_session_init(epx_session_t *s, const epx_settings_t *settings) {
+    memset(s, 0, sizeof *s);
+    s->settings = settings;
+    pthread_mutex_init(&s->lock, NULL);
+}
+
+epx_status_t epx_session_load_text(epx_session_t *s) {
+    const char *dir = s->settings->model_path;
+    epx_str_t path = {0};
+    epx_status_t st = epx_str_printf(&path, "%s/tokenizer.json", dir);
+    if (st >= 0) st = epx_tokenizer_create(path.data, &s->tokenizer);
+    epx_str_fini(&path);
+    if (st < 0) return st;
+    if (epx_chat_template_load(dir, &s->chat_template) < 0)
+        snprintf(s->template_error, sizeof s->template_error, "%s", epx_error_message());
+    return epx_generation_defaults(dir, &s->defaults);
+}
+
+static epx_rank_config_t rank_config(const epx_settings_t *o) {
+    epx_rank_config_t r;
+    epx_rank_config_init(&r);
+    r.model_path = o->model_path;
+    r.tp = (int)o->tp;
+    r.dp = (int)o->dp;
+    r.ep = (int)(o->ep ? o->ep : o->tp);
+    r.moe_a2a_backend = o->moe_a2a_backend;
+    r.combine = strcmp(o->a2a_combine, "prereduced") == 0 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT;
+    r.load_format = o->load_format;
+    r.random_seed = (uint64_t)o->random_seed;
+    r.n_threads = (int)o->threads;
+    r.max_running = (int)(o->max_running_requests / o->dp); /* SGLang counts both over all DP ranks */
+    r.chunk_tokens = (int)(o->chunked_prefill_size / o->dp);
+    r.max_total_tokens = o->max_total_tokens;
+    r.page_size = (int)o->page_size;
+    r.max_context = (int)o->context_length;
+    return r;
+}
+
+epx_status_t epx_session_start(epx_session_t *s) {
+    epx_cluster_config_t cfg = {
+        .size = sizeof cfg, .show_progress = isatty(2), .on_event = pass_event, .on_failure = pass_failure, .ctx = s};
+    cfg.rank = rank_config(s->settings);
+    EPX_TRY(epx_cluster_create(&cfg, &s->cluster));
+    epx_cluster_status(s->cluster, &s->status);
+    return EPX_OK;
+}
+
+void epx_session_set_sink(epx_session_t *s, const epx_sink_t *sink) {
+    pthread_mutex_lock(&s->lock);
+    s->sink = sink ? *sink : (epx_sink_t){0};
+    if (s->failure[0] && s->sink.on_failure) s->sink.on_failure(s->sink.ctx, s->failure);
+    pthread_mutex_unlock(&s->lock);
+}
+
+int epx_session_failed(epx_session_t *s, char *out_why, size_t n_bytes) {
+    int failed;
+    pthread_mutex_lock(&s->lock);
+    failed = s->failure[0] != 0;
+    snprintf(out_why, n_bytes, "%s", s->failure);
+    pthread_mutex_unlock(&s->lock);
+    return failed;
+}
+
+void epx_session_stop(epx_session_t *s) {
+    epx_cluster_destroy(s->cluster);
+    s->cluster = NULL;
+}
+
+void epx_session_close(epx_session_t *s) {
+    epx_session_stop(s);
+    epx_chat_template_destroy(s->chat_template);
+    epx_tokenizer_destroy(s->tokenizer);
+    pthread_mutex_destroy(&s->lock);
+}
