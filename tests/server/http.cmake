@@ -1,0 +1,17 @@
+# The HTTP server over a played cluster, driven from outside by Python's standard library; and the whole program end to end.
+find_package(Python3 COMPONENTS Interpreter)
+add_executable(http_fake_server ${CMAKE_CURRENT_LIST_DIR}/http_fake_server.c)
+target_link_libraries(http_fake_server PRIVATE epx_server epx_options)
+target_compile_definitions(http_fake_server PRIVATE EPX_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+if(Python3_FOUND)
+  add_test(NAME http_server COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/http_test.py $<TARGET_FILE:http_fake_server>)
+  set_tests_properties(http_server PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+  if(TARGET epx)
+    set(epx_program $<TARGET_FILE:epx>)
+  else()
+    set(epx_program none)
+  endif()
+  add_test(NAME http_e2e COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/http_e2e.py ${epx_program}
+    ${PROJECT_SOURCE_DIR}/models/tinymoe-math)
+  set_tests_properties(http_e2e PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+endif()
