@@ -1,0 +1,68 @@
+/* Backend "onesided": rows are staged once in the own slab and read in place by peers; routing tables are pushed; one flag a
+ * peer and phase (docs/protocol.md). Mapped transports only. */
+#include "base/status.h"
+#include "spi/a2a.h"
+#include "spi/exchange.h"
+#include "spi/mutant.h"
+#include "spi/route.h"
+
+static epx_status_t can(const epx_net_t *net, const epx_plan_config_t *cfg) {
+    (void)cfg;
+    if (net == NULL || (net->transport->links & EPX_LINK_MAPPED)) return EPX_OK;
+    return epx_fail(EPX_ERR_UNSUPPORTED, "backend onesided needs mapped memory, transport %s has none", net->transport->name);
+}
+
+static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, size_t *out_bytes) {
+    (void)cfg, (void)n_ranks, (void)row_max;
+    *out_bytes = 0;
+    return EPX_OK;
+}
+
+static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
+    uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.n_scales * sizeof(float), table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8;
+    if (EPX_MUTANT(flag_before_data)) {
+        epx_exchange_flag_dispatch(p, io->channel);
+        EPX_MUTANT_PAUSE();
+    }
+    for (int i = 1; i <= p->n_ranks; i++) epx_exchange_push_routing(p, io->channel, (p->rank + i) % p->n_ranks, io);
+    epx_exchange_stage(p, io->channel, io);
+    if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_dispatch(p, io->channel);
+    p->dispatch_bytes += epx_route_count_sent(p, io->ids, io->n_tokens, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
+    return EPX_OK;
+}
+
+static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
+    epx_channel_t *ch = &p->channels[io->channel];
+    EPX_TRY(epx_exchange_wait_dispatch(p, io->channel));
+    epx_exchange_open_routing(p, io->channel);
+    for (int src = 0; src < p->n_ranks; src++) {
+        ch->routes.row_base[src] = epx_exchange_rows(p, io->channel, src);
+        ch->routes.scale_base[src] = epx_exchange_scales(p, io->channel, src);
+    }
+    epx_route_build(p, ch);
+    epx_route_lists(p, ch);
+    epx_route_output(p, ch, io);
+    return EPX_OK;
+}
+
+static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
+    if (EPX_MUTANT(flag_before_data)) {
+        epx_exchange_flag_combine(p, io->channel);
+        EPX_MUTANT_PAUSE();
+    }
+    epx_exchange_send_rows(p, io->channel, io->x, 0);
+    if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_combine(p, io->channel);
+    return EPX_OK;
+}
+
+static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
+    EPX_TRY(epx_exchange_wait_combine(p, io->channel));
+    epx_exchange_sum(p, io->channel, io, 0);
+    return EPX_OK;
+}
+
+extern const epx_a2a_t epx_a2a_onesided;
+const epx_a2a_t epx_a2a_onesided = {
+    "onesided", "rows staged once and read in place, routing tables pushed, one flag a peer and phase", 100, EPX_REGION_C, can,
+    private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
+};

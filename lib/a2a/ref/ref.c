@@ -1,0 +1,276 @@
+/* Backend "ref": the slow sequential oracle. All ranks live in one address space; every rank reads its peers' tables, rows and
+ * expert outputs where they are, one element at a time, and does the whole combine at the source. It shares flags, waits and
+ * number formats with the other backends, but neither their lists, nor their kernels, nor their combine region. */
+#include <math.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/half.h"
+#include "base/status.h"
+#include "spi/a2a.h"
+#include "spi/exchange.h"
+
+/* Words that a rank publishes: its expert outputs in list order, their lists. */
+enum { PUB_OUTPUTS = 0, PUB_ENTRIES, PUB_EXPERT_OFF };
+
+static epx_status_t can(const epx_net_t *net, const epx_plan_config_t *cfg) {
+    (void)cfg;
+    for (int r = 1; net != NULL && r < net->n_ranks; r++)
+        if (memcmp(net->peers[r].process, net->peers[0].process, sizeof net->peers[0].process) != 0 ||
+            net->peers[r].pid != net->peers[0].pid)
+            return epx_fail(EPX_ERR_UNSUPPORTED, "backend ref needs all ranks in one process; ranks 0 and %d are pids %lld and %lld", r,
+                            (long long)net->peers[0].pid, (long long)net->peers[r].pid);
+    return EPX_OK;
+}
+
+/* Block of a channel: gathered rows | gathered scales | copy of the expert outputs. */
+typedef struct {
+    size_t rows, scales, outputs, bytes;
+} block_t;
+
+static int block_of(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, block_t *b) {
+    size_t h = (size_t)cfg->hidden, n = (size_t)n_ranks * (size_t)cfg->max_tokens;
+    size_t n_scales = cfg->wire_dtype == EPX_FP8_E4M3 ? (h + (size_t)cfg->scale_block - 1) / (size_t)cfg->scale_block : 0;
+    b->rows = 0;
+    if (!epx_mul_size(n, h * epx_dtype_bytes(cfg->wire_dtype), &b->scales) || !epx_round_up_size(b->scales, 64, &b->scales)) return 0;
+    if (!epx_mul_size(n, n_scales * sizeof(float), &b->outputs) || !epx_add_size(b->outputs, b->scales, &b->outputs) ||
+        !epx_round_up_size(b->outputs, 64, &b->outputs))
+        return 0;
+    return epx_mul_size(row_max, h * epx_dtype_bytes(cfg->expert_dtype), &b->bytes) && epx_add_size(b->bytes, b->outputs, &b->bytes) &&
+           epx_round_up_size(b->bytes, 64, &b->bytes);
+}
+
+static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, size_t *out_bytes) {
+    block_t b;
+    if (block_of(cfg, n_ranks, row_max, &b) && epx_mul_size(b.bytes, (size_t)cfg->n_channels, out_bytes)) return EPX_OK;
+    return epx_fail(EPX_ERR_CAPACITY, "backend ref: the gathered rows do not fit the address space");
+}
+
+static char *block_at(const epx_plan_t *p, int channel, block_t *b) {
+    (void)block_of(&p->cfg, p->n_ranks, p->row_max, b);
+    return (char *)p->backend_block + (size_t)channel * b->bytes;
+}
+
+static char *peer_at(const epx_plan_t *p, int channel, int rank, uint64_t off) {
+    return p->slab->base[rank] + epx_channel_off(&p->layout, channel) + off;
+}
+
+static void publish(const epx_plan_t *p, int channel, int word, const void *ptr) {
+    uint64_t *w = (uint64_t *)(void *)peer_at(p, channel, p->rank, p->layout.publish_off);
+    w[word] = (uint64_t)(uintptr_t)ptr;
+}
+
+static const void *published(const epx_plan_t *p, int channel, int rank, int word) {
+    const uint64_t *w = (const uint64_t *)(const void *)peer_at(p, channel, rank, p->layout.publish_off);
+    return (const void *)(uintptr_t)w[word];
+}
+
+static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
+    size_t n = (size_t)io->n_tokens, k = (size_t)p->cfg.top_k;
+    char *x = peer_at(p, io->channel, p->rank, p->layout.x_off);
+    epx_exchange_push_routing(p, io->channel, p->rank, io);
+    if (n && io->x != x) memcpy(x, io->x, n * p->layout.x_row_bytes);
+    if (n && io->x_scale != NULL)
+        memcpy(peer_at(p, io->channel, p->rank, p->layout.stage_scale_off), io->x_scale, n * p->layout.n_scales * sizeof(float));
+    for (int r = 0; r < p->n_ranks; r++) {
+        for (size_t t = 0; t < n; t++) {
+            int goes = 0;
+            for (size_t j = 0; j < k; j++) goes |= io->ids[t * k + j] >= 0 && p->expert_rank[io->ids[t * k + j]] == r;
+            p->rows_sent[r] += (uint64_t)goes;
+        }
+    }
+    epx_exchange_flag_dispatch(p, io->channel);
+    return EPX_OK;
+}
+
+static float value_of(epx_dtype_t dtype, const void *row, size_t i) {
+    uint16_t h;
+    float f;
+    switch (dtype) {
+    case EPX_F32: memcpy(&f, (const char *)row + 4 * i, 4); return f;
+    case EPX_BF16: memcpy(&h, (const char *)row + 2 * i, 2); return epx_bf16_to_f32(h);
+    case EPX_F16: memcpy(&h, (const char *)row + 2 * i, 2); return epx_f16_to_f32(h);
+    default: return epx_e4m3_to_f32(((const uint8_t *)row)[i]);
+    }
+}
+
+static void store(epx_dtype_t dtype, void *row, size_t i, float f) {
+    uint16_t h = dtype == EPX_BF16 ? epx_f32_to_bf16(f) : epx_f32_to_f16(f);
+    if (dtype == EPX_F32) memcpy((char *)row + 4 * i, &f, 4);
+    else memcpy((char *)row + 2 * i, &h, 2);
+}
+
+/* The definition of the fp8 cast: amax of the block without NaN, clamped to [1e-12, FLT_MAX]; scale = amax / 448. */
+static void quantise_row(const epx_plan_t *p, const void *x, uint8_t *codes, float *scales) {
+    size_t h = (size_t)p->cfg.hidden, block = (size_t)p->cfg.scale_block;
+    for (size_t b = 0; b * block < h; b++) {
+        float amax = 1e-12f;
+        for (size_t i = b * block; i < h && i < (b + 1) * block; i++) {
+            float a = fabsf(value_of(p->cfg.token_dtype, x, i));
+            if (a > amax) amax = a;
+        }
+        if (isinf(amax)) amax = 3.402823466e+38f;
+        scales[b] = amax / 448.0f;
+        for (size_t i = b * block; i < h && i < (b + 1) * block; i++)
+            codes[i] = epx_f32_to_e4m3(value_of(p->cfg.token_dtype, x, i) / scales[b]);
+    }
+}
+
+static void gather_rows(epx_plan_t *p, int channel, int src) {
+    block_t b;
+    char *block = block_at(p, channel, &b);
+    epx_routes_t *r = &p->channels[channel].routes;
+    size_t t_max = (size_t)p->cfg.max_tokens, row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    char *rows = block + (size_t)src * t_max * row_bytes;
+    float *scales = (float *)(void *)(block + b.scales) + (size_t)src * t_max * n_scales;
+    const char *x = peer_at(p, channel, src, p->layout.x_off);
+    for (size_t t = 0; t < r->n_tokens[src]; t++) {
+        if (p->cfg.wire_dtype == p->cfg.token_dtype) memcpy(rows + t * row_bytes, x + t * row_bytes, row_bytes);
+        else quantise_row(p, x + t * p->layout.x_row_bytes, (uint8_t *)rows + t * row_bytes, scales + t * n_scales);
+    }
+    if (p->cfg.token_dtype == EPX_FP8_E4M3 && r->n_tokens[src])
+        memcpy(scales, peer_at(p, channel, src, p->layout.stage_scale_off), r->n_tokens[src] * n_scales * sizeof(float));
+    r->row_base[src] = rows;
+    r->scale_base[src] = n_scales ? scales : NULL;
+}
+
+static int names(const epx_plan_t *p, const epx_routes_t *r, int src, uint32_t t, int expert) {
+    for (int k = 0; k < p->cfg.top_k; k++)
+        if (r->ids[src][(size_t)t * (size_t)p->cfg.top_k + (size_t)k] == expert) return 1;
+    return 0;
+}
+
+/* Every (expert, src, token) in order, by looking at all of them. */
+static void build_lists(epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
+    int32_t n = 0;
+    for (int e = 0; e < p->n_local; e++) {
+        int expert = 0;
+        while (p->expert_rank[expert] != p->rank || p->expert_local[expert] != e) expert++;
+        r->expert_off[e] = n;
+        for (int src = 0; src < p->n_ranks; src++)
+            for (uint32_t t = 0; t < r->n_tokens[src]; t++)
+                if (names(p, r, src, t, expert)) r->entries[n++] = (epx_list_entry_t){(uint32_t)src, t};
+    }
+    r->expert_off[p->n_local] = n;
+}
+
+static void count_received(epx_plan_t *p, const epx_routes_t *r) {
+    for (int src = 0; src < p->n_ranks; src++) {
+        for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
+            int any = 0;
+            for (int e = 0; e < p->cfg.n_experts; e++) any |= p->expert_rank[e] == p->rank && names(p, r, src, t, e);
+            p->rows_received[src] += (uint64_t)any;
+        }
+    }
+}
+
+static void write_output(epx_plan_t *p, const epx_channel_t *ch, const epx_io_t *io) {
+    const epx_routes_t *r = &ch->routes;
+    size_t row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    for (int e = 0; e < p->n_local; e++) {
+        if (io->out_counts != NULL) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
+        for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1] && p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR; i++) {
+            size_t row = (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]), t = r->entries[i].token;
+            uint32_t src = r->entries[i].src;
+            memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[src] + t * row_bytes, row_bytes);
+            if (n_scales) memcpy(io->out_scale + row * n_scales, r->scale_base[src] + t * n_scales, n_scales * sizeof(float));
+        }
+    }
+    for (int e = 0; io->out_histogram != NULL && e < p->cfg.n_experts; e++) {
+        io->out_histogram[e] = 0;
+        for (int src = 0; src < p->n_ranks; src++)
+            for (uint32_t t = 0; t < r->n_tokens[src]; t++) io->out_histogram[e] += names(p, r, src, t, e);
+    }
+}
+
+static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
+    epx_channel_t *ch = &p->channels[io->channel];
+    epx_routes_t *r = &ch->routes;
+    EPX_TRY(epx_exchange_wait_dispatch(p, io->channel));
+    for (int src = 0; src < p->n_ranks; src++) {
+        r->ids[src] = (const int32_t *)(const void *)(p->slab->base[src] + epx_ids_off(&p->layout, io->channel, src));
+        r->weights[src] = (const float *)(const void *)(p->slab->base[src] + epx_weights_off(&p->layout, io->channel, src));
+        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, src, epx_count_off(&p->layout, io->channel, src));
+        gather_rows(p, io->channel, src);
+    }
+    build_lists(p, ch);
+    count_received(p, r);
+    ch->lists = (epx_lists_t){p->n_local, r->expert_off[p->n_local], r->expert_off, r->entries, r->row_base,
+                              p->layout.n_scales ? r->scale_base : NULL, p->layout.wire_row_bytes, p->layout.n_scales};
+    write_output(p, ch, io);
+    return EPX_OK;
+}
+
+static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
+    const epx_routes_t *r = &p->channels[io->channel].routes;
+    block_t b;
+    char *outputs = block_at(p, io->channel, &b) + b.outputs;
+    size_t row_bytes = (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
+    for (int e = 0; e < p->n_local; e++) {
+        size_t first = p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)r->expert_off[e] : (size_t)e * (size_t)p->row_cap;
+        size_t n = (size_t)(r->expert_off[e + 1] - r->expert_off[e]);
+        if (n) memcpy(outputs + (size_t)r->expert_off[e] * row_bytes, (const char *)io->x + first * row_bytes, n * row_bytes);
+    }
+    publish(p, io->channel, PUB_OUTPUTS, outputs);
+    publish(p, io->channel, PUB_ENTRIES, r->entries);
+    publish(p, io->channel, PUB_EXPERT_OFF, r->expert_off);
+    epx_exchange_flag_combine(p, io->channel);
+    return EPX_OK;
+}
+
+/* The expert's answer to an own token, wherever it was computed. */
+static const void *answer(const epx_plan_t *p, int channel, uint32_t t, int32_t expert) {
+    int owner = p->expert_rank[expert], e = p->expert_local[expert];
+    const epx_list_entry_t *entries = published(p, channel, owner, PUB_ENTRIES);
+    const int32_t *off = published(p, channel, owner, PUB_EXPERT_OFF);
+    int32_t i = off[e];
+    while (entries[i].src != (uint32_t)p->rank || entries[i].token != t) i++;
+    return (const char *)published(p, channel, owner, PUB_OUTPUTS) + (size_t)i * (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
+}
+
+static float rounded(epx_dtype_t dtype, float f) {
+    char word[4];
+    store(dtype, word, 0, f);
+    return value_of(dtype, word, 0);
+}
+
+/* Element i of the combined row: exact sums all places of the token; partial sums one rank's places, rounds, adds ranks. */
+static float element(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, size_t i) {
+    float total = 0;
+    if (p->cfg.combine == EPX_COMBINE_EXACT) {
+        for (int k = 0; k < p->cfg.top_k; k++)
+            if (ids[k] >= 0) total = fmaf(weights[k], rounded(p->cfg.combine_dtype, value_of(p->cfg.expert_dtype, rows[k], i)), total);
+        return total;
+    }
+    for (int r = 0; r < p->n_ranks; r++) {
+        float part = 0;
+        for (int k = 0; k < p->cfg.top_k; k++)
+            if (ids[k] >= 0 && p->expert_rank[ids[k]] == r) part = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part);
+        total += rounded(p->cfg.combine_dtype, part);
+    }
+    return total;
+}
+
+static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
+    epx_channel_t *ch = &p->channels[io->channel];
+    size_t h = (size_t)p->cfg.hidden, k_max = (size_t)p->cfg.top_k, out_bytes = h * epx_dtype_bytes(p->out_dtype);
+    const void *rows[EPX_MAX_TOP_K];
+    EPX_TRY(epx_exchange_wait_combine(p, io->channel));
+    for (size_t t = 0; t < (size_t)ch->n_tokens; t++) {
+        const int32_t *ids = ch->routes.ids[p->rank] + t * k_max;
+        for (size_t k = 0; k < k_max; k++) rows[k] = ids[k] < 0 ? NULL : answer(p, io->channel, (uint32_t)t, ids[k]);
+        for (size_t i = 0; i < h; i++) {
+            float f = element(p, ids, ch->routes.weights[p->rank] + t * k_max, rows, i);
+            if (io->add != NULL) f += value_of(p->out_dtype, (const char *)io->add + t * out_bytes, i);
+            store(p->out_dtype, (char *)io->out_x + t * out_bytes, i, f);
+        }
+    }
+    return EPX_OK;
+}
+
+extern const epx_a2a_t epx_a2a_ref;
+const epx_a2a_t epx_a2a_ref = {
+    "ref", "slow sequential oracle; all ranks in one process", 10, 0, can, private_bytes, dispatch_send, dispatch_recv, combine_send,
+    combine_recv,
+};

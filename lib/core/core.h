@@ -1,0 +1,81 @@
+/* Private structures of core: world and group; tables of what is built. The plan is in spi/a2a.h. */
+#ifndef EPX_CORE_CORE_H
+#define EPX_CORE_CORE_H
+
+#include "boot/boot.h"
+#include "spi/a2a.h"
+#include "spi/transport.h"
+#include "spi/wait.h"
+
+struct epx_world {
+    epx_boot_t boot;
+    epx_peer_t *peers; /* [n_ranks], owned */
+    char *transports;  /* owned copy of the allowed list, or NULL */
+    uint64_t timeout_ns;
+};
+
+struct epx_group {
+    int rank, n_ranks;
+    epx_peer_t *peers; /* [n_ranks] in group order, owned */
+    epx_net_t *net;    /* owned */
+    epx_slab_t *ctl;   /* owned: records of epx_group_allgather() */
+    uint64_t epoch;    /* of the last all-gather */
+    uint64_t timeout_ns; /* of set-up calls */
+    uint32_t lost;     /* an all-gather has failed */
+};
+
+/* ---- registry.c: the only file that names transports and backends ---- */
+
+/* The i-th built transport or backend in order of preference; NULL past the end. */
+const epx_transport_t *epx_transport_at(int i);
+const epx_a2a_t *epx_a2a_at(int i);
+/* By name; NULL when not built. */
+const epx_transport_t *epx_transport_named(const char *name, size_t len);
+const epx_a2a_t *epx_a2a_named(const char *name);
+/* Refusal for a name that is not built: EPX_ERR_UNSUPPORTED with the reason when it is known, else EPX_ERR_ARG with the list. */
+epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len);
+
+/* ---- select.c ---- */
+
+/* EPX_OK when every name of a comma separated list is built; NULL is allowed. */
+epx_status_t epx_select_check_names(const char *transports);
+/* The transport for these ranks: the first allowed one that can join them, or the best score. Same answer on all ranks. */
+epx_status_t epx_select_transport(const char *allowed, const epx_peer_t *peers, int n_ranks, const epx_transport_t **out);
+/* The backend: cfg->backend by name, or the best score that can run. Logs why others lost. net NULL: config only. */
+epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out);
+
+/* ---- validate.c ---- */
+
+/* Check every field and fill defaults: out_cfg has no EPX_BYTES and no 0 that means a default; its tables and backend stay
+ * borrowed from cfg. EPX_ERR_ARG: outside the legal values; EPX_ERR_UNSUPPORTED: legal, not built yet. */
+epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg);
+/* Owner of a slot under cfg. */
+int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot);
+epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io);
+epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);
+epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows);
+epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io);
+
+/* ---- group.c ---- */
+
+/* All-gather of a record of any small size over the group (several epx_group_allgather() records). */
+epx_status_t epx_group_exchange(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all);
+/* All ranks learn whether all succeeded: returns `mine` if negative, else the first other rank's failure, else EPX_OK. */
+epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what);
+
+/* ---- config_hash.c ---- */
+
+enum { EPX_CONFIG_FIELDS = 24 };
+/* Every field of a config as one number each, for comparing over ranks. */
+void epx_config_fields(const epx_plan_config_t *cfg, uint64_t out_fields[EPX_CONFIG_FIELDS]);
+uint64_t epx_config_hash(const uint64_t fields[EPX_CONFIG_FIELDS]);
+/* EPX_OK when all ranks gave the same; else EPX_ERR_MISMATCH naming the first field that differs, values and ranks.
+ * fields_of(ctx, rank) gives a rank's array. */
+epx_status_t epx_config_compare(const uint64_t *(*fields_of)(const void *ctx, int rank), const void *ctx, int n_ranks);
+
+/* ---- step.c ---- */
+
+/* Record the plan's first error, with this thread's message. Returns the first error. */
+epx_status_t epx_plan_fail(epx_plan_t *p, epx_status_t s);
+
+#endif

@@ -1,0 +1,320 @@
+/* Plans: sizes, create, information, destroy. One private block a plan; one slab a plan and rank. Set-up path. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/status.h"
+#include "core/core.h"
+#include "spi/rows.h"
+#include "spi/unsupported.h"
+
+void epx_plan_config_init(epx_plan_config_t *cfg) {
+    if (cfg == NULL) return;
+    memset(cfg, 0, sizeof *cfg);
+    cfg->size = sizeof *cfg;
+    cfg->token_dtype = EPX_F32;
+    cfg->wire_dtype = EPX_F32;
+    cfg->expert_dtype = EPX_BYTES;
+    cfg->combine_dtype = EPX_BYTES;
+    cfg->scale_block = 128;
+    cfg->align = 1;
+    cfg->replicate = 1;
+    cfg->n_channels = 1;
+}
+
+void epx_io_init(epx_io_t *io) {
+    if (io == NULL) return;
+    memset(io, 0, sizeof *io);
+    io->size = sizeof *io;
+}
+
+/* ---- sizes ---- */
+
+/* Hands out parts of one block; with base NULL it only counts. */
+typedef struct {
+    char *base;
+    size_t at;
+    int ok;
+} arena_t;
+
+static void *take(arena_t *a, size_t n, size_t elem_bytes) {
+    size_t bytes = 0, off = a->at;
+    if (!epx_mul_size(n, elem_bytes, &bytes) || !epx_add_size(a->at, bytes, &a->at) || !epx_round_up_size(a->at, 64, &a->at)) a->ok = 0;
+    return a->base == NULL ? NULL : a->base + off;
+}
+
+/* What a plan needs, from the config alone; equal on all ranks, so tables are sized for the rank with most experts. */
+typedef struct {
+    epx_slab_layout_t layout;
+    const epx_a2a_t *a2a;
+    int n_local_max;
+    size_t row_max, backend_bytes, private_bytes;
+} sizes_t;
+
+static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w, arena_t *a, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
+    size_t el = (size_t)z->n_local_max, k = (size_t)c->top_k;
+    r->ids = take(a, w, sizeof *r->ids);
+    r->weights = take(a, w, sizeof *r->weights);
+    r->n_tokens = take(a, w, sizeof *r->n_tokens);
+    r->entries = take(a, z->row_max, sizeof *r->entries);
+    r->entry_k = take(a, z->row_max, sizeof *r->entry_k);
+    r->expert_off = take(a, el + 1, sizeof *r->expert_off);
+    r->row_of = take(a, w * z->layout.route_block, sizeof *r->row_of);
+    r->stamp = take(a, el > w ? el : w, sizeof *r->stamp);
+    r->terms = take(a, k > w ? k : w, sizeof *r->terms);
+    r->row_base = take(a, w, sizeof *r->row_base);
+    r->scale_base = take(a, w, sizeof *r->scale_base);
+}
+
+/* The plan itself is the first part of the block. */
+static void carve(const sizes_t *z, const epx_plan_config_t *c, int n_ranks, arena_t *a, epx_plan_t *p) {
+    size_t w = (size_t)n_ranks;
+    epx_channel_t unused;
+    (void)take(a, 1, sizeof *p);
+    p->expert_rank = take(a, (size_t)c->n_experts, sizeof *p->expert_rank);
+    p->expert_local = take(a, (size_t)c->n_experts, sizeof *p->expert_local);
+    p->rows_sent = take(a, w, sizeof *p->rows_sent);
+    p->rows_received = take(a, w, sizeof *p->rows_received);
+    p->channels = take(a, (size_t)c->n_channels, sizeof *p->channels);
+    for (int i = 0; i < c->n_channels; i++) carve_channel(z, c, w, a, p->channels == NULL ? &unused : &p->channels[i]);
+    p->backend_block = take(a, z->backend_bytes, 1);
+}
+
+static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out) {
+    int most = 0;
+    if (c->slot_rank == NULL) {
+        *out = (c->n_slots + n_ranks - 1) / n_ranks;
+        return EPX_OK;
+    }
+    int *count = calloc((size_t)n_ranks, sizeof *count);
+    if (count == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d counters", n_ranks);
+    for (int s = 0; s < c->n_slots; s++) {
+        int n = ++count[c->slot_rank[s]];
+        most = n > most ? n : most;
+    }
+    free(count);
+    *out = most;
+    return EPX_OK;
+}
+
+/* c: validated and normalised. */
+static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, sizes_t *z) {
+    size_t rows = 0, places = 0, slots = 0;
+    memset(z, 0, sizeof *z);
+    z->a2a = a2a;
+    EPX_TRY(epx_slab_layout(c, n_ranks, a2a->regions, &z->layout));
+    EPX_TRY(most_local(c, n_ranks, &z->n_local_max));
+    int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
+    if (!epx_mul_size((size_t)n_ranks, (size_t)c->max_tokens, &rows) || !epx_mul_size(rows, (size_t)per_token, &z->row_max) ||
+        !epx_mul_size(rows, (size_t)z->n_local_max, &slots) || !epx_mul_size(rows, (size_t)c->top_k, &places) || slots > INT32_MAX ||
+        places > INT32_MAX)
+        return epx_fail(EPX_ERR_CAPACITY, "max_tokens %d on %d ranks with top_k %d and %d local experts: row numbers must stay below 2^31",
+                        c->max_tokens, n_ranks, c->top_k, z->n_local_max);
+    EPX_TRY(a2a->private_bytes(c, n_ranks, z->row_max, &z->backend_bytes));
+    arena_t count = {NULL, 0, 1};
+    epx_plan_t nowhere;
+    carve(z, c, n_ranks, &count, &nowhere);
+    if (!count.ok) return epx_fail(EPX_ERR_CAPACITY, "the private tables do not fit the address space");
+    z->private_bytes = count.at;
+    return EPX_OK;
+}
+
+static epx_status_t check_config_pointer(const epx_plan_config_t *cfg) {
+    if (cfg == NULL) return epx_fail(EPX_ERR_ARG, "cfg is NULL");
+    if (cfg->size != sizeof *cfg)
+        return epx_fail(EPX_ERR_ARG, "cfg->size is %u; legal: %zu, set by epx_plan_config_init()", cfg->size, sizeof *cfg);
+    return EPX_OK;
+}
+
+epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes) {
+    epx_plan_config_t c;
+    const epx_a2a_t *a2a;
+    sizes_t z;
+    EPX_TRY(check_config_pointer(cfg));
+    if (out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "out_bytes is NULL");
+    EPX_TRY(epx_validate_config(cfg, n_ranks, &c));
+    EPX_TRY(epx_select_a2a(NULL, &c, &a2a));
+    EPX_TRY(measure(&c, n_ranks, a2a, &z));
+    *out_bytes = z.layout.total_bytes + z.private_bytes;
+    return EPX_OK;
+}
+
+/* ---- create ---- */
+
+static void place_experts(epx_plan_t *p, const epx_plan_config_t *c, int *count) {
+    for (int s = 0; s < c->n_slots; s++) {
+        int expert = c->slot_expert == NULL ? s : c->slot_expert[s], owner = epx_slot_owner(c, p->n_ranks, s);
+        p->expert_rank[expert] = owner;
+        p->expert_local[expert] = count[owner]++;
+    }
+    p->n_local = count[p->rank];
+}
+
+static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const sizes_t *z, epx_plan_t **out_plan) {
+    epx_plan_t carved = {0};
+    void *block = NULL;
+    int *count = calloc((size_t)g->n_ranks, sizeof *count);
+    if (count == NULL || posix_memalign(&block, 64, z->private_bytes) != 0) {
+        free(count);
+        return epx_fail(EPX_ERR_NOMEM, "private tables: no memory for %zu bytes", z->private_bytes);
+    }
+    memset(block, 0, z->private_bytes);
+    arena_t a = {block, 0, 1};
+    epx_plan_t *p = block;
+    carve(z, c, g->n_ranks, &a, &carved);
+    *p = carved;
+    p->a2a = z->a2a;
+    p->net = g->net;
+    p->cfg = *c;
+    p->cfg.slot_rank = NULL;
+    p->cfg.slot_expert = NULL;
+    p->cfg.backend = z->a2a->name;
+    p->out_dtype = c->token_dtype == EPX_FP8_E4M3 ? c->combine_dtype : c->token_dtype;
+    p->layout = z->layout;
+    p->rank = g->rank;
+    p->n_ranks = g->n_ranks;
+    p->row_cap = g->n_ranks * c->max_tokens;
+    p->row_max = z->row_max;
+    p->private_bytes = z->private_bytes;
+    place_experts(p, c, count);
+    free(count);
+    (void)epx_row_kernels(); /* chosen here, not in the first step */
+    *out_plan = p;
+    return EPX_OK;
+}
+
+static int ranks_on_host(const epx_group_t *g) {
+    int n = 0;
+    for (int r = 0; r < g->n_ranks; r++) n += memcmp(g->peers[r].host, g->peers[g->rank].host, sizeof g->peers[r].host) == 0;
+    return n;
+}
+
+/* Everything that can fail on this rank alone before memory is taken. */
+static epx_status_t prepare(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_config_t *c, sizes_t *z) {
+    const epx_a2a_t *a2a;
+    EPX_TRY(epx_validate_config(cfg, g->n_ranks, c));
+    EPX_TRY(epx_select_a2a(g->net, c, &a2a));
+    EPX_TRY(measure(c, g->n_ranks, a2a, z));
+    return g->net->transport->slab_check(g->net, z->layout.total_bytes, ranks_on_host(g));
+}
+
+static const uint64_t *fields_of(const void *ctx, int rank) { return (const uint64_t *)ctx + (size_t)rank * EPX_CONFIG_FIELDS; }
+
+/* Ranks compare their configs; a rank's own error is more useful to it than the difference that it makes. */
+static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_status_t own, uint64_t *out_hash) {
+    uint64_t mine[EPX_CONFIG_FIELDS], *all = calloc((size_t)g->n_ranks, sizeof mine);
+    char own_message[512];
+    if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d configs", g->n_ranks);
+    snprintf(own_message, sizeof own_message, "%.*s", (int)sizeof own_message - 1, epx_last_error());
+    epx_config_fields(cfg, mine);
+    *out_hash = epx_config_hash(mine);
+    epx_status_t s = epx_group_exchange(g, mine, sizeof mine, all);
+    if (s >= 0) s = epx_config_compare(fields_of, all, g->n_ranks);
+    free(all);
+    return own < 0 ? epx_fail(own, "%s", own_message) : s;
+}
+
+epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan) {
+    epx_plan_config_t c;
+    sizes_t z;
+    epx_plan_t *p = NULL;
+    uint64_t hash = 0;
+    if (g == NULL || out_plan == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", g == NULL ? "group" : "out_plan");
+    EPX_TRY(check_config_pointer(cfg));
+    epx_status_t s = prepare(g, cfg, &c, &z);
+    EPX_TRY(epx_group_agree(g, compare(g, cfg, s, &hash), "plan check"));
+    s = new_plan(g, &c, &z, &p);
+    if (s >= 0) s = g->net->transport->slab_alloc(g->net, z.layout.total_bytes, &p->slab);
+    EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan memory"), err_plan);
+    epx_slab_head(p->slab, p->rank)->magic = EPX_SLAB_MAGIC;
+    epx_slab_head(p->slab, p->rank)->hash = hash;
+    s = g->net->transport->slab_share(g->net, p->slab, g->timeout_ns);
+    EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan sharing"), err_plan);
+    *out_plan = p;
+    return EPX_OK;
+err_plan:
+    if (p != NULL) g->net->transport->slab_free(g->net, p->slab);
+    free(p);
+    return s;
+}
+
+/* ---- information ---- */
+
+epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
+    if (p == NULL || out_info == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_info");
+    if (out_info->size != sizeof *out_info) return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
+    out_info->backend = p->a2a->name;
+    out_info->transport = p->net->transport->name;
+    out_info->n_local_experts = p->n_local;
+    out_info->row_cap = p->row_cap;
+    out_info->slab_bytes = p->layout.total_bytes;
+    out_info->private_bytes = p->private_bytes;
+    out_info->epoch = p->n_combines;
+    return EPX_OK;
+}
+
+epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *io) {
+    if (p == NULL || io == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "inout_stats");
+    if (io->size != sizeof *io) return epx_fail(EPX_ERR_ARG, "inout_stats->size is %u; legal: %zu", io->size, sizeof *io);
+    io->n_ranks = p->n_ranks;
+    io->n_dispatches = p->n_dispatches;
+    io->n_combines = p->n_combines;
+    if (io->rows_sent != NULL) memcpy(io->rows_sent, p->rows_sent, (size_t)p->n_ranks * sizeof *io->rows_sent);
+    if (io->rows_received != NULL) memcpy(io->rows_received, p->rows_received, (size_t)p->n_ranks * sizeof *io->rows_received);
+    io->dispatch_bytes = p->dispatch_bytes;
+    io->combine_bytes = p->combine_bytes;
+    io->wait_ns = p->wait_ns;
+    return EPX_OK;
+}
+
+static epx_status_t check_channel(const epx_plan_t *p, int channel) {
+    if (channel >= 0 && channel < p->cfg.n_channels) return EPX_OK;
+    return epx_fail(EPX_ERR_ARG, "channel is %d; legal: 0 to %d", channel, p->cfg.n_channels - 1);
+}
+
+epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x) {
+    if (p == NULL || out_x == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_x");
+    EPX_TRY(check_channel(p, channel));
+    *out_x = p->slab->base[p->rank] + epx_channel_off(&p->layout, channel) + p->layout.x_off;
+    return EPX_OK;
+}
+
+epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists) {
+    if (p == NULL || out_lists == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_lists");
+    EPX_TRY(check_channel(p, channel));
+    if (p->cfg.layout != EPX_LAYOUT_LISTS) return epx_fail(EPX_ERR_STATE, "epx_plan_lists: the plan's layout is not LISTS");
+    if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
+        return epx_fail(EPX_ERR_STATE, "epx_plan_lists is legal between dispatch_recv and combine_send only");
+    *out_lists = p->channels[channel].lists;
+    return EPX_OK;
+}
+
+epx_status_t epx_plan_recover(epx_plan_t *p) {
+    (void)p;
+    return epx_unsupported_call("epx_plan_recover", "destroy the plan and create a new one");
+}
+
+epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version, uint64_t epoch) {
+    (void)p, (void)slot_rank, (void)slot_expert, (void)version, (void)epoch;
+    return epx_unsupported_call("epx_plan_set_placement", "give slot_rank and slot_expert at epx_plan_create()");
+}
+
+/* ---- destroy ---- */
+
+/* Tell all peers that this rank uses no slab any more, and wait until they say the same; errors end the wait early. */
+static void leave(epx_plan_t *p) {
+    epx_wait_t w = {p->net, p->slab, "destroy", 1, p->cfg.timeout_ns, NULL};
+    for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
+    for (int r = 0; r < p->n_ranks; r++)
+        if (epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1) < 0) return;
+}
+
+void epx_plan_destroy(epx_plan_t *p) {
+    if (p == NULL) return;
+    if (epx_plan_poll(p) == EPX_OK) leave(p);
+    p->net->transport->slab_free(p->net, p->slab);
+    free(p);
+}

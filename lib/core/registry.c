@@ -1,0 +1,78 @@
+/* The tables of what is built, and the list of what is not, with reasons. Any thread. */
+#include <string.h>
+
+#include "base/status.h"
+#include "core/core.h"
+
+#define EPX_TRANSPORT(name) extern const epx_transport_t epx_transport_##name;
+#include "core/transports.def"
+#undef EPX_TRANSPORT
+#define EPX_A2A(name) extern const epx_a2a_t epx_a2a_##name;
+#include "core/a2a.def"
+#undef EPX_A2A
+
+static const epx_transport_t *const transports[] = {
+#define EPX_TRANSPORT(name) &epx_transport_##name,
+#include "core/transports.def"
+#undef EPX_TRANSPORT
+};
+static const epx_a2a_t *const backends[] = {
+#define EPX_A2A(name) &epx_a2a_##name,
+#include "core/a2a.def"
+#undef EPX_A2A
+};
+static const epx_component_t absent[] = {
+    {"transport", "ucx", 0, "hosts over UCX: not built yet"},
+    {"transport", "cuda_ipc", 0, "GPUs of one host: built without CUDA"},
+    {"transport", "nvshmem", 0, "GPUs across hosts: built without CUDA"},
+    {"backend", "nccl", 0, "collectives of NCCL: built without CUDA"},
+};
+
+enum {
+    N_TRANSPORTS = (int)(sizeof transports / sizeof transports[0]),
+    N_BACKENDS = (int)(sizeof backends / sizeof backends[0]),
+    N_ABSENT = (int)(sizeof absent / sizeof absent[0])
+};
+
+const epx_transport_t *epx_transport_at(int i) { return i >= 0 && i < N_TRANSPORTS ? transports[i] : NULL; }
+const epx_a2a_t *epx_a2a_at(int i) { return i >= 0 && i < N_BACKENDS ? backends[i] : NULL; }
+
+const epx_transport_t *epx_transport_named(const char *name, size_t len) {
+    for (int i = 0; i < N_TRANSPORTS; i++)
+        if (strlen(transports[i]->name) == len && memcmp(transports[i]->name, name, len) == 0) return transports[i];
+    return NULL;
+}
+
+const epx_a2a_t *epx_a2a_named(const char *name) {
+    for (int i = 0; i < N_BACKENDS; i++)
+        if (strcmp(backends[i]->name, name) == 0) return backends[i];
+    return NULL;
+}
+
+epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len) {
+    char legal[256] = "";
+    epx_component_t c;
+    for (int i = 0; i < N_ABSENT; i++)
+        if (strcmp(absent[i].kind, kind) == 0 && strlen(absent[i].name) == len && memcmp(absent[i].name, name, len) == 0)
+            return epx_fail(EPX_ERR_UNSUPPORTED, "%s %s is not available: %s", kind, absent[i].name, absent[i].detail);
+    for (int i = 0; epx_component(i, &c) == EPX_OK; i++) {
+        if (!c.available || strcmp(c.kind, kind) != 0) continue;
+        if (legal[0]) strncat(legal, ", ", sizeof legal - strlen(legal) - 1);
+        strncat(legal, c.name, sizeof legal - strlen(legal) - 1);
+    }
+    return epx_fail(EPX_ERR_ARG, "%s \"%.*s\" is unknown; legal: %s", kind, (int)len, name, legal);
+}
+
+epx_status_t epx_component(int i, epx_component_t *out) {
+    if (out == NULL) return epx_fail(EPX_ERR_ARG, "out is NULL");
+    if (i >= 0 && i < N_TRANSPORTS) {
+        *out = (epx_component_t){"transport", transports[i]->name, 1, transports[i]->detail};
+    } else if (i >= N_TRANSPORTS && i < N_TRANSPORTS + N_BACKENDS) {
+        *out = (epx_component_t){"backend", backends[i - N_TRANSPORTS]->name, 1, backends[i - N_TRANSPORTS]->detail};
+    } else if (i >= N_TRANSPORTS + N_BACKENDS && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT) {
+        *out = absent[i - N_TRANSPORTS - N_BACKENDS];
+    } else {
+        return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are %d", i, N_TRANSPORTS + N_BACKENDS + N_ABSENT);
+    }
+    return EPX_OK;
+}

@@ -1,0 +1,130 @@
+/* The world: who the ranks are. Knows no transport but by the registry. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "core/core.h"
+
+enum { WORLD_MESSAGE_BYTES = 160 };
+
+/* What ranks exchange when the world is made. */
+typedef struct {
+    epx_peer_t peer;
+    int32_t status, n_ranks;
+    char transports[64];
+    char message[WORLD_MESSAGE_BYTES];
+} world_record_t;
+
+static pthread_once_t token_once = PTHREAD_ONCE_INIT;
+static uint8_t process_token[16];
+static int token_ok;
+
+static void make_token(void) { token_ok = getrandom(process_token, sizeof process_token, 0) == (ssize_t)sizeof process_token; }
+
+/* Boot id and network namespace: abstract sockets reach exactly the ranks that share both. */
+static void host_id(uint8_t out[16]) {
+    char text[64] = "";
+    struct stat st = {0};
+    uint64_t h = UINT64_C(14695981039346656037);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f == NULL || fgets(text, sizeof text, f) == NULL) (void)gethostname(text, sizeof text - 1);
+    if (f != NULL) fclose(f);
+    for (const char *c = text; *c != '\0'; c++) h = (h ^ (uint8_t)*c) * UINT64_C(1099511628211);
+    (void)stat("/proc/self/ns/net", &st);
+    uint64_t ns = (uint64_t)st.st_ino;
+    memcpy(out, &h, 8);
+    memcpy(out + 8, &ns, 8);
+}
+
+void epx_world_config_init(epx_world_config_t *cfg) {
+    if (cfg == NULL) return;
+    memset(cfg, 0, sizeof *cfg);
+    cfg->size = sizeof *cfg;
+    cfg->rank = -1;
+    cfg->n_ranks = -1;
+}
+
+static epx_status_t check_own(const epx_world_config_t *cfg) {
+    pthread_once(&token_once, make_token);
+    if (!token_ok) return epx_fail(EPX_ERR_OS, "getrandom gave no process token");
+    if (cfg->transports != NULL && strlen(cfg->transports) >= sizeof((world_record_t *)0)->transports)
+        return epx_fail(EPX_ERR_ARG, "transports is longer than 63 letters");
+    return epx_select_check_names(cfg->transports);
+}
+
+/* The own failure first, then a peer's, then a difference of settings. */
+static epx_status_t judge(const world_record_t *all, const epx_boot_t *b, epx_status_t own) {
+    if (own < 0) return own;
+    for (int r = 0; r < b->n_ranks; r++) {
+        if (all[r].status < 0)
+            return epx_fail((epx_status_t)all[r].status, "rank %d could not make the world: %.*s", r, WORLD_MESSAGE_BYTES - 1, all[r].message);
+        if (all[r].n_ranks != b->n_ranks)
+            return epx_fail(EPX_ERR_MISMATCH, "n_ranks is %d on rank %d and %d on rank %d", b->n_ranks, b->rank, all[r].n_ranks, r);
+        if (all[r].peer.world_rank != r)
+            return epx_fail(EPX_ERR_MISMATCH, "the all-gather gave the record of rank %d in the place of rank %d", all[r].peer.world_rank, r);
+        if (strncmp(all[r].transports, all[0].transports, sizeof all[r].transports) != 0)
+            return epx_fail(EPX_ERR_MISMATCH, "transports is \"%s\" on rank 0 and \"%s\" on rank %d", all[0].transports, all[r].transports, r);
+    }
+    return EPX_OK;
+}
+
+static epx_status_t meet(epx_world_t *w, const epx_world_config_t *cfg) {
+    world_record_t mine = {0}, *all = calloc((size_t)w->boot.n_ranks, sizeof *all);
+    if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d world records", w->boot.n_ranks);
+    epx_status_t s = check_own(cfg), t;
+    memcpy(mine.peer.process, process_token, sizeof process_token);
+    host_id(mine.peer.host);
+    mine.peer.pid = getpid();
+    mine.peer.uid = geteuid();
+    mine.peer.world_rank = w->boot.rank;
+    mine.n_ranks = w->boot.n_ranks;
+    mine.status = s;
+    if (s < 0) snprintf(mine.message, sizeof mine.message, "%.*s", WORLD_MESSAGE_BYTES - 1, epx_error_message());
+    else if (cfg->transports != NULL) memcpy(mine.transports, cfg->transports, strlen(cfg->transports));
+    t = epx_boot_allgather(&w->boot, &mine, sizeof mine, all);
+    if (t >= 0) t = judge(all, &w->boot, s);
+    for (int r = 0; t >= 0 && r < w->boot.n_ranks; r++) w->peers[r] = all[r].peer;
+    free(all);
+    return t;
+}
+
+epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world) {
+    epx_status_t s;
+    epx_boot_t boot;
+    if (cfg == NULL || out_world == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", cfg == NULL ? "cfg" : "out_world");
+    if (cfg->size != sizeof *cfg)
+        return epx_fail(EPX_ERR_ARG, "cfg->size is %u; legal: %zu, set by epx_world_config_init()", cfg->size, sizeof *cfg);
+    EPX_TRY(epx_boot_open(cfg, &boot));
+    epx_world_t *w = calloc(1, sizeof *w);
+    if (w == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for a world");
+    w->boot = boot;
+    w->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : UINT64_C(30000000000);
+    w->peers = calloc((size_t)boot.n_ranks, sizeof *w->peers);
+    if (cfg->transports != NULL) w->transports = strdup(cfg->transports);
+    if (w->peers == NULL || (cfg->transports != NULL && w->transports == NULL)) {
+        s = epx_fail(EPX_ERR_NOMEM, "no memory for a world of %d ranks", boot.n_ranks);
+        goto err_world;
+    }
+    EPX_TRY_GOTO(s, meet(w, cfg), err_world);
+    *out_world = w;
+    return EPX_OK;
+err_world:
+    epx_world_destroy(w);
+    return s;
+}
+
+int epx_world_rank(const epx_world_t *w) { return w == NULL ? -1 : w->boot.rank; }
+
+int epx_world_size(const epx_world_t *w) { return w == NULL ? 0 : w->boot.n_ranks; }
+
+void epx_world_destroy(epx_world_t *w) {
+    if (w == NULL) return;
+    free(w->transports);
+    free(w->peers);
+    free(w);
+}

@@ -1,0 +1,227 @@
+/* The one-sided exchange over mapped slabs: who writes what into whose slab, and when. See docs/protocol.md. */
+#include "spi/exchange.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "spi/mutant.h"
+#include "spi/rows.h"
+
+static char *own(const epx_plan_t *p, uint64_t off) { return p->slab->base[p->rank] + off; }
+
+const void *epx_exchange_rows(const epx_plan_t *p, int channel, int rank) {
+    uint64_t off = p->cfg.wire_dtype == p->cfg.token_dtype ? p->layout.x_off : p->layout.stage_off;
+    return p->slab->base[rank] + epx_channel_off(&p->layout, channel) + off;
+}
+
+const float *epx_exchange_scales(const epx_plan_t *p, int channel, int rank) {
+    if (p->layout.n_scales == 0) return NULL;
+    return (const float *)(const void *)(p->slab->base[rank] + epx_channel_off(&p->layout, channel) + p->layout.stage_scale_off);
+}
+
+void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
+    const epx_slab_layout_t *l = &p->layout;
+    uint64_t base = epx_channel_off(l, channel);
+    char *rows = own(p, base + (p->cfg.wire_dtype == p->cfg.token_dtype ? l->x_off : l->stage_off));
+    float *scales = (float *)(void *)own(p, base + l->stage_scale_off);
+    size_t n = (size_t)io->n_tokens, h = (size_t)p->cfg.hidden;
+    if (n == 0) return;
+    if (p->cfg.wire_dtype == p->cfg.token_dtype) {
+        if (io->x != rows) memcpy(rows, io->x, n * l->x_row_bytes);
+        if (l->n_scales) memcpy(scales, io->x_scale, n * l->n_scales * sizeof(float));
+        return;
+    }
+    for (size_t t = 0; t < n; t++)
+        epx_row_quantise((uint8_t *)rows + t * l->wire_row_bytes, scales + t * l->n_scales, (const char *)io->x + t * l->x_row_bytes,
+                         p->cfg.token_dtype, h, (size_t)p->cfg.scale_block);
+}
+
+void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io) {
+    const epx_slab_layout_t *l = &p->layout;
+    char *base = p->slab->base[dst];
+    size_t bytes = (size_t)io->n_tokens * (size_t)p->cfg.top_k * 4;
+    *epx_slab_word(p->slab, dst, epx_count_off(l, channel, p->rank)) = (uint64_t)io->n_tokens;
+    if (bytes == 0) return;
+    if (!(EPX_MUTANT(stale_routing) && p->channels[channel].epoch % 3 == 0))
+        memcpy(base + epx_ids_off(l, channel, p->rank), io->ids, bytes);
+    memcpy(base + epx_weights_off(l, channel, p->rank), io->weights, bytes);
+}
+
+/* Own rank last: peers are on the critical path. */
+static int nth_dst(const epx_plan_t *p, int i) { return (p->rank + 1 + i) % p->n_ranks; }
+
+/* Does any token of this exchange go to `dst`? For planted mistakes. */
+static int sends_rows_to(const epx_plan_t *p, int channel, int dst) {
+    const int32_t *ids = (const int32_t *)(const void *)own(p, epx_ids_off(&p->layout, channel, p->rank));
+    size_t n = (size_t)p->channels[channel].n_tokens * (size_t)p->cfg.top_k;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= 0 && p->expert_rank[ids[i]] == dst) return 1;
+    return 0;
+}
+
+void epx_exchange_flag_dispatch(epx_plan_t *p, int channel) {
+    for (int i = 0; i < p->n_ranks; i++) {
+        int dst = nth_dst(p, i);
+        if (EPX_MUTANT(no_flag_at_zero_rows) && !sends_rows_to(p, channel, dst)) continue;
+        epx_slab_signal(p->slab, dst, epx_flag_d_off(&p->layout, channel, p->rank), p->channels[channel].epoch);
+    }
+}
+
+void epx_exchange_flag_combine(epx_plan_t *p, int channel) {
+    for (int i = 0; i < p->n_ranks; i++)
+        epx_slab_signal(p->slab, nth_dst(p, i), epx_flag_c_off(&p->layout, channel, p->rank), p->channels[channel].epoch);
+}
+
+static epx_wait_t wait_of(epx_plan_t *p, int channel, const char *phase) {
+    epx_wait_t w = {p->net, p->slab, phase, p->channels[channel].epoch, p->cfg.timeout_ns, &p->wait_ns};
+    return w;
+}
+
+epx_status_t epx_exchange_wait_dispatch(epx_plan_t *p, int channel) {
+    epx_wait_t w = wait_of(p, channel, "dispatch");
+    if (EPX_MUTANT(drop_wait_dispatch)) return EPX_OK;
+    for (int i = 0; i < p->n_ranks; i++)
+        EPX_TRY(epx_wait_ge(&w, nth_dst(p, i), epx_flag_d_off(&p->layout, channel, nth_dst(p, i)), w.epoch));
+    if (EPX_MUTANT(early_reuse) && p->rank % 2 == 1) EPX_MUTANT_PAUSE();
+    return EPX_OK;
+}
+
+epx_status_t epx_exchange_wait_combine(epx_plan_t *p, int channel) {
+    epx_wait_t w = wait_of(p, channel, "combine");
+    if (EPX_MUTANT(drop_wait_combine)) return EPX_OK;
+    for (int i = 0; i < p->n_ranks; i++) {
+        int src = nth_dst(p, i);
+        if (EPX_MUTANT(early_reuse) && !sends_rows_to(p, channel, src)) continue;
+        EPX_TRY(epx_wait_ge(&w, src, epx_flag_c_off(&p->layout, channel, src), w.epoch));
+    }
+    return EPX_OK;
+}
+
+void epx_exchange_open_routing(epx_plan_t *p, int channel) {
+    epx_routes_t *r = &p->channels[channel].routes;
+    for (int src = 0; src < p->n_ranks; src++) {
+        r->ids[src] = (const int32_t *)(const void *)own(p, epx_ids_off(&p->layout, channel, src));
+        r->weights[src] = (const float *)(const void *)own(p, epx_weights_off(&p->layout, channel, src));
+        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, p->rank, epx_count_off(&p->layout, channel, src));
+    }
+}
+
+static char *c_row(const epx_plan_t *p, int channel, int rank, uint64_t plane, uint64_t token) {
+    return p->slab->base[rank] + epx_c_row_off(&p->layout, channel, plane, token);
+}
+
+/* The mutant's rounding: drop the low bits. */
+static void truncate_row(uint16_t *dst, const float *src, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &src[i], 4);
+        dst[i] = (uint16_t)(u >> 16);
+    }
+}
+
+static uint64_t slot_of(const epx_plan_t *p, int channel, int src, uint64_t token) {
+    if (EPX_MUTANT(wrong_slot)) return (token + 1) % p->channels[channel].routes.n_tokens[src];
+    return token;
+}
+
+static void send_exact(epx_plan_t *p, int channel, const void *x) {
+    epx_channel_t *ch = &p->channels[channel];
+    const epx_routes_t *r = &ch->routes;
+    size_t h = (size_t)p->cfg.hidden, row_bytes = h * epx_dtype_bytes(p->cfg.expert_dtype);
+    for (int e = 0; e < p->n_local; e++) {
+        for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
+            int src = (int)r->entries[i].src;
+            size_t row = p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)i
+                                                           : (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]);
+            const char *y = (const char *)x + row * row_bytes;
+            char *dst = c_row(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
+            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && p->cfg.expert_dtype == EPX_F32)
+                truncate_row((uint16_t *)(void *)dst, (const float *)(const void *)y, h);
+            else
+                epx_row_convert(dst, p->cfg.combine_dtype, y, p->cfg.expert_dtype, h);
+            if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+        }
+    }
+}
+
+/* Terms of (src, token) in ascending k over the own experts. */
+static int partial_terms(const epx_plan_t *p, const epx_routes_t *r, int src, uint32_t t, const void *x, epx_row_term_t *terms) {
+    int k_max = p->cfg.top_k, n = 0;
+    size_t at = (size_t)t * (size_t)k_max, row_bytes = (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
+    const int32_t *row_of = r->row_of + (size_t)src * p->layout.route_block + at;
+    for (int k = 0; k < k_max; k++) {
+        if (row_of[k] < 0) continue;
+        terms[n].row = (const char *)x + (size_t)row_of[k] * row_bytes;
+        terms[n++].weight = r->weights[src][at + (size_t)k];
+    }
+    return n;
+}
+
+static void send_partial(epx_plan_t *p, int channel, const void *x, int all_tokens) {
+    const epx_routes_t *r = &p->channels[channel].routes;
+    epx_row_term_t terms[EPX_MAX_TOP_K];
+    size_t h = (size_t)p->cfg.hidden;
+    float sum[EPX_ROW_CHUNK];
+    for (int i = 0; i < p->n_ranks; i++) {
+        int src = nth_dst(p, i);
+        for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
+            int n = partial_terms(p, r, src, t, x, terms);
+            if (n == 0 && !all_tokens) continue;
+            char *dst = c_row(p, channel, src, (uint64_t)p->rank, slot_of(p, channel, src, t));
+            epx_row_weighted_sum(dst, p->cfg.combine_dtype, terms, n, p->cfg.expert_dtype, NULL, h);
+            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && h <= EPX_ROW_CHUNK) {
+                epx_row_weighted_sum(sum, EPX_F32, terms, n, p->cfg.expert_dtype, NULL, h);
+                truncate_row((uint16_t *)(void *)dst, sum, h);
+            }
+            if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+        }
+    }
+}
+
+void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_tokens) {
+    if (p->cfg.combine == EPX_COMBINE_EXACT) send_exact(p, channel, x);
+    else send_partial(p, channel, x, all_tokens);
+}
+
+/* Terms of an own token in k order; a repeat of an id names the row of its first place. */
+static int exact_terms(const epx_plan_t *p, int channel, size_t t, epx_row_term_t *terms) {
+    const epx_routes_t *r = &p->channels[channel].routes;
+    size_t k_max = (size_t)p->cfg.top_k;
+    const int32_t *ids = r->ids[p->rank] + t * k_max;
+    int n = 0;
+    for (size_t i = 0; i < k_max; i++) {
+        size_t k = EPX_MUTANT(wrong_k_order) ? k_max - 1 - i : i, first = 0;
+        if (ids[k] < 0) continue;
+        while (ids[first] != ids[k]) first++;
+        terms[n].row = c_row(p, channel, p->rank, first, t);
+        terms[n++].weight = r->weights[p->rank][t * k_max + k];
+    }
+    return n;
+}
+
+/* Terms of an own token in rank order: the ranks that own an expert of it, or all. */
+static int partial_sum_terms(const epx_plan_t *p, int channel, size_t t, int all_tokens) {
+    const epx_routes_t *r = &p->channels[channel].routes;
+    const int32_t *ids = r->ids[p->rank] + t * (size_t)p->cfg.top_k;
+    int n = 0;
+    for (int k = 0; k < p->cfg.top_k; k++)
+        if (ids[k] >= 0) r->stamp[p->expert_rank[ids[k]]] = t + 1;
+    for (int src = 0; src < p->n_ranks; src++)
+        if (all_tokens || r->stamp[src] == t + 1) r->terms[n++].row = c_row(p, channel, p->rank, (uint64_t)src, t);
+    return n;
+}
+
+void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens) {
+    epx_channel_t *ch = &p->channels[channel];
+    size_t n = (size_t)ch->n_tokens, h = (size_t)p->cfg.hidden, out_bytes = h * epx_dtype_bytes(p->out_dtype);
+    epx_row_term_t *terms = ch->routes.terms;
+    memset(ch->routes.stamp, 0, (size_t)p->n_ranks * sizeof(uint64_t));
+    for (size_t t = 0; t < n; t++) {
+        char *out = (char *)io->out_x + t * out_bytes;
+        const void *add = io->add == NULL ? NULL : (const char *)io->add + t * out_bytes;
+        if (p->cfg.combine == EPX_COMBINE_EXACT)
+            epx_row_weighted_sum(out, p->out_dtype, terms, exact_terms(p, channel, t, terms), p->cfg.combine_dtype, add, h);
+        else
+            epx_row_plain_sum(out, p->out_dtype, terms, partial_sum_terms(p, channel, t, all_tokens), p->cfg.combine_dtype, add, h);
+    }
+}

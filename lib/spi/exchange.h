@@ -1,0 +1,29 @@
+/* Parts that slab backends share: routing tables and flags out, waits in, and combine through the C region.
+ * Each function works on one channel of one plan; one thread a plan. */
+#ifndef EPX_SPI_EXCHANGE_H
+#define EPX_SPI_EXCHANGE_H
+
+#include "spi/a2a.h"
+
+/* Bring x into the own slab in wire form: copy, quantise, or nothing when io->x is epx_plan_input() itself. */
+void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io);
+/* Own rows in wire form, and their scales (NULL without). */
+const void *epx_exchange_rows(const epx_plan_t *p, int channel, int rank);
+const float *epx_exchange_scales(const epx_plan_t *p, int channel, int rank);
+/* Write ids, weights and count into `dst`'s slab. */
+void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io);
+/* Flag every rank: this rank's part of the phase is done. */
+void epx_exchange_flag_dispatch(epx_plan_t *p, int channel);
+void epx_exchange_flag_combine(epx_plan_t *p, int channel);
+/* Wait for the flags of all ranks. */
+epx_status_t epx_exchange_wait_dispatch(epx_plan_t *p, int channel);
+epx_status_t epx_exchange_wait_combine(epx_plan_t *p, int channel);
+/* Point routes.ids/weights/n_tokens at the tables in the own slab. */
+void epx_exchange_open_routing(epx_plan_t *p, int channel);
+/* Rows of the combine half into the C regions of their sources, by cfg.combine. all_tokens: partial sums also for tokens
+ * that have no expert here (they are zero). */
+void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_tokens);
+/* out_x = the sums of the rows in the own C region (+ add). all_tokens: every rank sent a partial sum for every token. */
+void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens);
+
+#endif

@@ -1,0 +1,34 @@
+/* Planted mistakes for the contract suite: each must make a test fail. Compiled only with -DEPX_MUTANTS=ON; otherwise
+ * EPX_MUTANT(name) is the constant 0. The environment variable EPX_MUTANT, read once, names the one that is active.
+ *
+ * | name                 | what it breaks                                                                             |
+ * |----------------------|--------------------------------------------------------------------------------------------|
+ * | drop_wait_dispatch   | dispatch_recv does not wait for the flags of its peers                                     |
+ * | drop_wait_combine    | combine_recv does not wait for the flags of its peers                                      |
+ * | flag_before_data     | dispatch_send and combine_send set the flags, pause, and write the data afterwards         |
+ * | early_reuse          | combine_recv waits only for ranks that got rows, so routing is overwritten while it is read |
+ * | wrong_slot           | combine rows go to the slot of the next token                                              |
+ * | no_flag_at_zero_rows | dispatch_send does not flag a peer that gets no rows                                       |
+ * | stale_routing        | every third exchange keeps the ids of the exchange before                                  |
+ * | wrong_k_order        | exact combine adds the rows from the last k to the first                                   |
+ * | skip_own_rounding    | rows for the own rank are truncated, not rounded, to a 16-bit combine dtype                |
+ * | off_by_one_expert    | rows go to the next local expert                                                           |
+ * | list_unordered       | lists start with the rows of the own rank instead of rank 0                                |
+ * | wrong_epoch_parity   | epx_group_allgather uses one record buffer instead of two                                  |
+ * | hash_skips_field     | top_k is not compared over ranks at create                                                 | */
+#ifndef EPX_SPI_MUTANT_H
+#define EPX_SPI_MUTANT_H
+
+#ifdef EPX_MUTANTS
+/* 1 when the environment names this mutant. Any thread. */
+int epx_mutant_is(const char *name);
+/* Sleep, so that a planted race is lost reliably. */
+void epx_mutant_pause(void);
+#define EPX_MUTANT(name) epx_mutant_is(#name)
+#define EPX_MUTANT_PAUSE() epx_mutant_pause()
+#else
+#define EPX_MUTANT(name) 0
+#define EPX_MUTANT_PAUSE() ((void)0)
+#endif
+
+#endif

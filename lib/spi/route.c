@@ -1,0 +1,162 @@
+/* Lists by counting sort: one pass over the tables counts, one fills. No allocation. */
+#include "spi/route.h"
+
+#include <string.h>
+
+#include "spi/mutant.h"
+
+static void clear_stamps(uint64_t *stamp, int n) { memset(stamp, 0, (size_t)n * sizeof *stamp); }
+
+uint64_t epx_route_count_sent(epx_plan_t *p, const int32_t *ids, int n_tokens, uint64_t *rows) {
+    uint64_t *stamp = p->channels[0].routes.stamp, remote = 0;
+    int k_max = p->cfg.top_k;
+    clear_stamps(stamp, p->n_ranks);
+    for (int t = 0; t < n_tokens; t++) {
+        for (int k = 0; k < k_max; k++) {
+            int32_t id = ids[(size_t)t * (size_t)k_max + (size_t)k];
+            if (id < 0) continue;
+            int r = p->expert_rank[id];
+            if (stamp[r] == (uint64_t)t + 1) continue;
+            stamp[r] = (uint64_t)t + 1;
+            rows[r]++;
+            remote += r != p->rank;
+        }
+    }
+    return remote;
+}
+
+/* Local expert of an id, or -1. */
+static int local_expert(const epx_plan_t *p, int32_t id) {
+    if (id < 0 || p->expert_rank[id] != p->rank) return -1;
+    int e = p->expert_local[id];
+    if (EPX_MUTANT(off_by_one_expert)) e = (e + 1) % p->n_local;
+    return e;
+}
+
+static int source_at(const epx_plan_t *p, int i) {
+    return EPX_MUTANT(list_unordered) ? (i + p->rank) % p->n_ranks : i;
+}
+
+/* Rows per local expert into expert_off[e + 1], and rows_received. */
+static void count_rows(epx_plan_t *p, epx_routes_t *r) {
+    int k_max = p->cfg.top_k;
+    uint64_t serial = 0;
+    for (int src = 0; src < p->n_ranks; src++) {
+        for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
+            const int32_t *ids = r->ids[src] + (size_t)t * (size_t)k_max;
+            int any = 0;
+            serial++;
+            for (int k = 0; k < k_max; k++) {
+                int e = local_expert(p, ids[k]);
+                if (e < 0) continue;
+                any = 1;
+                if (r->stamp[e] == serial) continue;
+                r->stamp[e] = serial;
+                r->expert_off[e + 1]++;
+            }
+            p->rows_received[src] += (uint64_t)any;
+        }
+    }
+}
+
+/* The row of (token, k): a new one, or the one that an earlier k of the token made. */
+static void place_token(epx_plan_t *p, epx_channel_t *ch, int src, uint32_t t) {
+    epx_routes_t *r = &ch->routes;
+    int k_max = p->cfg.top_k;
+    const int32_t *ids = r->ids[src] + (size_t)t * (size_t)k_max;
+    int32_t *row_of = r->row_of + (size_t)src * p->layout.route_block + (size_t)t * (size_t)k_max;
+    for (int k = 0; k < k_max; k++) {
+        int e = local_expert(p, ids[k]), first = 0;
+        row_of[k] = -1;
+        if (e < 0) continue;
+        while (ids[first] != ids[k]) first++;
+        if (first < k) {
+            row_of[k] = row_of[first];
+            continue;
+        }
+        int32_t i = r->expert_off[e]++; /* restored by the caller */
+        r->entries[i].src = (uint32_t)src;
+        r->entries[i].token = t;
+        r->entry_k[i] = (uint8_t)k;
+        row_of[k] = i;
+    }
+}
+
+/* List indices in row_of become rows of [El, row_cap]. */
+static void rows_to_expert_major(epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
+    size_t k_max = (size_t)p->cfg.top_k;
+    for (int e = 0; e < p->n_local; e++) {
+        for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
+            int src = (int)r->entries[i].src;
+            const int32_t *ids = r->ids[src] + r->entries[i].token * k_max;
+            int32_t *row_of = r->row_of + (size_t)src * p->layout.route_block + r->entries[i].token * k_max;
+            for (size_t k = r->entry_k[i]; k < k_max; k++)
+                if (ids[k] == ids[r->entry_k[i]]) row_of[k] = (int32_t)epx_route_row(p, ch, e, i);
+        }
+    }
+}
+
+void epx_route_build(epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
+    clear_stamps(r->stamp, p->n_local);
+    memset(r->expert_off, 0, ((size_t)p->n_local + 1) * sizeof *r->expert_off);
+    count_rows(p, r);
+    for (int e = 0; e < p->n_local; e++) r->expert_off[e + 1] += r->expert_off[e];
+    for (int i = 0; i < p->n_ranks; i++) {
+        int src = source_at(p, i);
+        for (uint32_t t = 0; t < r->n_tokens[src]; t++) place_token(p, ch, src, t);
+    }
+    /* place_token() moved every start to its end, which is the next expert's start. */
+    for (int e = p->n_local; e > 0; e--) r->expert_off[e] = r->expert_off[e - 1];
+    r->expert_off[0] = 0;
+    if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) rows_to_expert_major(p, ch);
+}
+
+void epx_route_lists(epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
+    ch->lists.n_local_experts = p->n_local;
+    ch->lists.n_rows = r->expert_off[p->n_local];
+    ch->lists.expert_off = r->expert_off;
+    ch->lists.entries = r->entries;
+    ch->lists.row_base = r->row_base;
+    ch->lists.scale_base = p->layout.n_scales ? r->scale_base : NULL;
+    ch->lists.row_stride_bytes = p->layout.wire_row_bytes;
+    ch->lists.scale_stride = p->layout.n_scales;
+}
+
+static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
+    epx_routes_t *r = &ch->routes;
+    size_t row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    for (int e = 0; e < p->n_local; e++) {
+        for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
+            epx_list_entry_t en = r->entries[i];
+            size_t row = epx_route_row(p, ch, e, i);
+            memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[en.src] + en.token * row_bytes, row_bytes);
+            if (n_scales)
+                memcpy(io->out_scale + row * n_scales, r->scale_base[en.src] + en.token * n_scales, n_scales * sizeof(float));
+        }
+    }
+}
+
+/* Distinct (token, expert) pairs over all ranks. */
+static void histogram(const epx_plan_t *p, const epx_routes_t *r, int32_t *out) {
+    size_t k_max = (size_t)p->cfg.top_k;
+    memset(out, 0, (size_t)p->cfg.n_experts * sizeof *out);
+    for (int src = 0; src < p->n_ranks; src++) {
+        for (size_t i = 0; i < r->n_tokens[src] * k_max; i++) {
+            const int32_t *ids = r->ids[src] + i / k_max * k_max;
+            size_t first = 0;
+            while (ids[first] != ids[i % k_max]) first++;
+            if (ids[first] >= 0 && first == i % k_max) out[ids[first]]++;
+        }
+    }
+}
+
+void epx_route_output(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
+    const epx_routes_t *r = &ch->routes;
+    if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) pack_rows(p, ch, io);
+    if (io->out_counts != NULL)
+        for (int e = 0; e < p->n_local; e++) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
+    if (io->out_histogram != NULL) histogram(p, r, io->out_histogram);
+}

@@ -1,0 +1,113 @@
+/* Row kernels, compiled once per instruction set: the including file defines ROWS_SET (a name) and is built with its flags.
+ * Loops are written so that the compiler vectorises them; no operation is reordered or contracted (-ffp-contract=off), so all
+ * sets give the same bits. */
+#include <math.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "spi/rows.h"
+
+#define CAT2(a, b) a##b
+#define CAT(a, b) CAT2(a, b)
+#define STR2(a) #a
+#define STR(a) STR2(a)
+
+/* amax is clamped to this range, so a scale is finite and normal. */
+#define AMAX_FLOOR 1e-12f
+#define AMAX_CEIL 3.402823466e+38f
+#define E4M3_MAX 448.0f
+
+static inline uint16_t load_u16(const void *p, size_t i) {
+    uint16_t v;
+    memcpy(&v, (const char *)p + 2 * i, 2);
+    return v;
+}
+static inline float load_f32(const void *p, size_t i) {
+    float v;
+    memcpy(&v, (const char *)p + 4 * i, 4);
+    return v;
+}
+/* Branch-free f16 -> f32, so that it vectorises: rescale by 2^112, which also normalises subnormals exactly. */
+static inline float f16_value(uint16_t h) {
+    uint32_t mag = (uint32_t)(h & 0x7FFFu) << 13, sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t special = mag >= 0x0F800000u ? mag + 0x70000000u : 0;
+    uint32_t normal = epx_f32_bits(epx_bits_f32(mag) * 0x1p112f);
+    return epx_bits_f32((special ? special : normal) | sign);
+}
+static inline uint16_t bf16_round(float f) {
+    uint32_t u = epx_f32_bits(f), r = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : r);
+}
+
+static void widen(float *dst, epx_dtype_t dtype, const void *src, size_t n) {
+    if (dtype == EPX_F32) {
+        memcpy(dst, src, n * 4);
+    } else if (dtype == EPX_BF16) {
+        for (size_t i = 0; i < n; i++) dst[i] = epx_bf16_to_f32(load_u16(src, i));
+    } else if (dtype == EPX_F16) {
+        for (size_t i = 0; i < n; i++) dst[i] = f16_value(load_u16(src, i));
+    } else {
+        for (size_t i = 0; i < n; i++) dst[i] = epx_e4m3_to_f32(((const uint8_t *)src)[i]);
+    }
+}
+
+static void narrow(void *dst, epx_dtype_t dtype, const float *src, size_t n) {
+    uint16_t *d = dst;
+    if (dtype == EPX_F32) {
+        memcpy(dst, src, n * 4);
+    } else if (dtype == EPX_BF16) {
+        for (size_t i = 0; i < n; i++) d[i] = bf16_round(src[i]);
+    } else {
+        for (size_t i = 0; i < n; i++) d[i] = epx_f32_to_f16(src[i]);
+    }
+}
+
+static void fma_row(float *acc, float weight, epx_dtype_t dtype, const void *row, size_t n) {
+    if (dtype == EPX_F32) {
+        for (size_t i = 0; i < n; i++) acc[i] = fmaf(weight, load_f32(row, i), acc[i]);
+    } else if (dtype == EPX_BF16) {
+        for (size_t i = 0; i < n; i++) acc[i] = fmaf(weight, epx_bf16_to_f32(load_u16(row, i)), acc[i]);
+    } else {
+        for (size_t i = 0; i < n; i++) acc[i] = fmaf(weight, f16_value(load_u16(row, i)), acc[i]);
+    }
+}
+
+static void add_row(float *acc, epx_dtype_t dtype, const void *row, size_t n) {
+    if (dtype == EPX_F32) {
+        for (size_t i = 0; i < n; i++) acc[i] += load_f32(row, i);
+    } else if (dtype == EPX_BF16) {
+        for (size_t i = 0; i < n; i++) acc[i] += epx_bf16_to_f32(load_u16(row, i));
+    } else {
+        for (size_t i = 0; i < n; i++) acc[i] += f16_value(load_u16(row, i));
+    }
+}
+
+/* Branch-free e4m3 rounding of |a| <= 448 after saturation. NaN -> 0x7F, sign of zero kept. */
+static inline uint8_t e4m3_round(float f) {
+    uint32_t u = epx_f32_bits(f), sign = (u >> 24) & 0x80u, m = u & 0x7FFFFFFFu;
+    uint32_t nan = m > 0x7F800000u;
+    m = m > 0x43E00000u ? 0x43E00000u : m; /* 448 */
+    /* normal: keep 3 mantissa bits; subnormal: the addend aligns the unit to 2^-9 and the FPU rounds to even */
+    uint32_t normal = ((m + 0x7FFFFu + ((m >> 20) & 1u)) >> 20) - (120u << 3);
+    uint32_t sub = epx_f32_bits(epx_bits_f32(m) + 0x1p14f) - 0x46800000u;
+    uint32_t code = m < 0x3C800000u ? sub : normal; /* 2^-6 */
+    return (uint8_t)(nan ? 0x7Fu : (code | sign));
+}
+
+static void quantise(uint8_t *codes, float *scale, const float *src, size_t n) {
+    uint32_t top = 0; /* magnitudes of floats order as integers; NaN is left out */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t m = epx_f32_bits(src[i]) & 0x7FFFFFFFu;
+        m = m > 0x7F800000u ? 0 : m;
+        top = m > top ? m : top;
+    }
+    float amax = epx_bits_f32(top);
+    amax = amax < AMAX_FLOOR ? AMAX_FLOOR : amax;
+    amax = amax > AMAX_CEIL ? AMAX_CEIL : amax;
+    float s = amax / E4M3_MAX;
+    for (size_t i = 0; i < n; i++) codes[i] = e4m3_round(src[i] / s);
+    *scale = s;
+}
+
+extern const epx_row_kernels_t CAT(epx_row_kernels_, ROWS_SET);
+const epx_row_kernels_t CAT(epx_row_kernels_, ROWS_SET) = {STR(ROWS_SET), widen, narrow, fma_row, add_row, quantise};

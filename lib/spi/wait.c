@@ -1,0 +1,114 @@
+/* Slow paths of flags and waits: yield, park, deadline, dead peers. System calls: sched_yield, futex, poll (in dead_rank). */
+#include "spi/wait.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+/* dependencies.md: a flag takes 0.15 us, a futex wake about 40 us, so spinning pays for some 100 us. */
+enum { POLLS_PER_CLOCK = 64, POLLS_BEFORE_YIELD = 20 };
+static const uint64_t SPIN_NS = 100000, YIELD_NS = 400000, SLICE_NS = 20000000;
+
+_Static_assert(sizeof(epx_slab_head_t) == EPX_HEAD_BYTES, "slab head");
+
+void epx_slab_wake(const epx_slab_t *s, int rank) {
+    epx_slab_head_t *h = epx_slab_head(s, rank);
+    __atomic_fetch_add(&h->bell, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &h->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+void epx_slab_abort(const epx_slab_t *s, uint64_t word) {
+    for (int r = 0; r < s->n_ranks; r++) {
+        uint64_t none = 0;
+        __atomic_compare_exchange_n(&epx_slab_head(s, r)->abort_word, &none, word, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&epx_slab_head(s, r)->parked, __ATOMIC_SEQ_CST)) epx_slab_wake(s, r);
+    }
+}
+
+epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word) {
+    int origin = epx_abort_origin(word), about = epx_abort_about(word);
+    epx_status_t s = epx_abort_status(word);
+    if (s == EPX_ERR_PEER && about >= 0 && about < net->n_ranks)
+        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone; found by rank %d", about, (long long)net->peers[about].pid, origin);
+    if (s == EPX_ERR_TIMEOUT)
+        return epx_fail(EPX_ERR_ABORTED, "rank %d gave up waiting for rank %d and aborted the plan", origin, about);
+    return epx_fail(EPX_ERR_ABORTED, "rank %d aborted the plan", origin);
+}
+
+/* Park until the bell rings or the slice ends. Returns at once if the word has arrived. */
+static void park(const epx_wait_t *w, const uint64_t *word, uint64_t value, uint64_t slice_ns) {
+    epx_slab_head_t *h = epx_slab_head(w->slab, w->slab->rank);
+    struct timespec ts = {(time_t)(slice_ns / 1000000000u), (long)(slice_ns % 1000000000u)};
+    uint32_t bell = __atomic_load_n(&h->bell, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&h->parked, 1, __ATOMIC_SEQ_CST); /* partner: the load of `parked` in epx_slab_signal() */
+    if (__atomic_load_n(word, __ATOMIC_SEQ_CST) < value && __atomic_load_n(&h->abort_word, __ATOMIC_SEQ_CST) == 0)
+        syscall(SYS_futex, &h->bell, FUTEX_WAIT, bell, &ts, NULL, 0);
+    __atomic_store_n(&h->parked, 0, __ATOMIC_SEQ_CST);
+}
+
+static epx_status_t peer_gone(const epx_wait_t *w, int dead) {
+    epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, dead));
+    return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone: %s epoch %llu cannot finish", dead, (long long)w->net->peers[dead].pid,
+                    w->phase, (unsigned long long)w->epoch);
+}
+
+/* Has anything happened that ends the wait with an error? Called between slices. */
+static epx_status_t look_around(const epx_wait_t *w, int peer) {
+    uint64_t abort_word = epx_load_acquire_u64(&epx_slab_head(w->slab, w->slab->rank)->abort_word);
+    if (abort_word != 0) return epx_abort_error(w->net, abort_word);
+    int dead = w->net->transport->dead_rank(w->net);
+    if (dead >= 0) return peer_gone(w, dead);
+    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left))
+        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) has left the group: %s epoch %llu cannot finish", peer,
+                        (long long)w->net->peers[peer].pid, w->phase, (unsigned long long)w->epoch);
+    return EPX_OK;
+}
+
+static epx_status_t timed_out(const epx_wait_t *w, int peer, uint64_t value, uint64_t seen) {
+    epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_TIMEOUT, w->net->rank, peer));
+    return epx_fail(EPX_ERR_TIMEOUT, "%s: rank %d waited %.3f s for rank %d (pid %lld): epoch %llu, expected %llu, seen %llu", w->phase,
+                    w->net->rank, (double)w->timeout_ns * 1e-9, peer, (long long)w->net->peers[peer].pid, (unsigned long long)w->epoch,
+                    (unsigned long long)value, (unsigned long long)seen);
+}
+
+/* Poll without system calls, or with sched_yield, until `limit_ns` have gone since start. 1: the word has arrived. */
+static int poll_word(const uint64_t *word, uint64_t value, uint64_t start, uint64_t limit_ns, int yield) {
+    do {
+        for (int i = 0; i < (yield ? POLLS_BEFORE_YIELD : POLLS_PER_CLOCK); i++) {
+            if (epx_load_acquire_u64(word) >= value) return 1;
+            EPX_CPU_RELAX();
+        }
+        if (yield) sched_yield();
+    } while (epx_now_ns() - start < limit_ns);
+    return 0;
+}
+
+static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value, uint64_t start) {
+    for (;;) {
+        epx_status_t s = look_around(w, peer);
+        /* Data that has arrived wins over the news that its sender is gone. */
+        if (epx_load_acquire_u64(word) >= value) return EPX_OK;
+        if (s < 0) return s;
+        uint64_t spent = epx_now_ns() - start, slice = SLICE_NS;
+        if (spent >= w->timeout_ns) return timed_out(w, peer, value, epx_load_acquire_u64(word));
+        if (w->timeout_ns - spent < slice) slice = w->timeout_ns - spent;
+        park(w, word, value, slice);
+    }
+}
+
+epx_status_t epx_wait_slow(const epx_wait_t *w, int peer, uint64_t off, uint64_t value) {
+    const uint64_t *word = epx_slab_word(w->slab, w->slab->rank, off);
+    uint64_t start = epx_now_ns(), spin = SPIN_NS < w->timeout_ns ? SPIN_NS : w->timeout_ns;
+    uint64_t yield = YIELD_NS < w->timeout_ns ? YIELD_NS : w->timeout_ns;
+    epx_status_t s = EPX_OK;
+    if (!(w->net->may_spin && poll_word(word, value, start, spin, 0)) && !poll_word(word, value, start, yield, 1))
+        s = wait_parked(w, peer, word, value, start);
+    if (w->wait_ns != NULL) *w->wait_ns += epx_now_ns() - start;
+    return s;
+}
