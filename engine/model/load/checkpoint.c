@@ -140,7 +140,10 @@ static epx_status_t find_one(epx_checkpoint_t *ck, const epx_want_t *w, found_t 
             return epx_fail(EPX_ERR_NOT_FOUND, "%s/%s: tensor \"%s\" is missing", ck->dir, INDEX_NAME, w->name);
         file = json_string_value(v);
     }
-    EPX_TRY(shard_of(ck, file, &out->shard_idx));
+    epx_status_t st = shard_of(ck, file, &out->shard_idx);
+    if (st == EPX_ERR_NOT_FOUND && ck->weight_map)
+        return epx_fail_context(st, "%s/%s: weight_map names %s for tensor \"%s\"", ck->dir, INDEX_NAME, file, w->name);
+    if (st < 0) return st;
     const shard_t *s = &ck->shards[out->shard_idx];
     out->want = w;
     out->entry = epx_safetensors_find(&s->st, w->name);
