@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""The epx program from outside: exit codes, messages, outputs, deaths. Standard library only.
+
+usage: front_cli.py EPX SOURCE_DIR [NAME]...   (NAME: run only these tests)
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+
+EPX, SOURCE = sys.argv[1], sys.argv[2]
+TINY = os.path.join(SOURCE, "models/tinymoe-math")
+REFERENCE = os.path.join(SOURCE, "tests/data/reference/qwen3_moe")
+TWO = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "pplx"]
+LIMIT_S = 60
+
+
+def run(*args):
+    return subprocess.run([EPX, *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def check(condition, what, seen=""):
+    if not condition:
+        raise AssertionError(f"{what}\n--- seen:\n{seen}")
+
+
+def expect(result, code, *parts):
+    """Exit code, and every part in standard error."""
+    check(result.returncode == code, f"exit code {result.returncode}, expected {code}", result.stdout + result.stderr)
+    for part in parts:
+        check(part in result.stderr, f"missing in the message: {part}", result.stderr)
+    return result
+
+
+def ranks_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        children = f.read().split()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as f:
+            children += f.read().split()
+    return sorted(set(int(c) for c in children))
+
+
+def gone(pid, seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rsplit(")", 1)[1].split()[0] in "ZX":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# ---- settings ----
+
+def test_settings():
+    expect(run("serve", "--model-path", TINY, "--tp", "3", "--dp", "2"), 2, "--tp-size 3 --dp-size 2", "1, 3")
+    expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "foo"), 2, "--moe-a2a-backend foo", "auto, none, pplx")
+    expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "deepep"), 2, "deepep", "not built yet", "auto, none, pplx")
+    expect(run("serve", "--model-pth", TINY), 2, "--model-pth", "did you mean --model-path?")
+    expect(run("generate", "--model-path", TINY, "--prompt", "x", "--temperature", "hot"), 2, "--temperature hot", "0 to 100")
+    expect(run("generate", "--model-path", "/no/such", "--prompt", "x"), 2, "--model-path /no/such", "No such file")
+    r = expect(run("serve", "--tp", "3", "--dp", "2", "--ep", "5", "--port", "99999", "--bogus"), 2, "--tp-size 3", "--ep-size 5",
+               "--port 99999", "--bogus", "--model-path is missing", "--enable-dp-attention")
+    check(r.stdout == "", "standard output is empty", r.stdout)
+
+
+def test_commands():
+    expect(run(), 2, "usage: epx")
+    expect(run("bench"), 2, '"bench" is not built yet', "serve, generate, info, demo")
+    expect(run("serv"), 2, 'unknown command "serv"', "did you mean serve?")
+    for command in ("serve", "generate", "info", "demo"):
+        r = expect(run(command, "--help"), 0)
+        check("SYNOPSIS" in r.stdout and "EXIT STATUS" in r.stdout and "--model-path" in r.stdout, "a help page", r.stdout)
+    check(re.fullmatch(r"epx \d+\.\d+\.\d+\n", run("--version").stdout), "the version")
+
+
+# ---- broken checkpoints: the rank finds them, one message names file and cause ----
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8:8 + n]), data[8 + n:]
+
+
+def write_safetensors(path, header, payload):
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + payload)
+
+
+def broken_model(folder, change):
+    target = os.path.join(folder, "model")
+    shutil.rmtree(target, ignore_errors=True)
+    os.mkdir(target)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(os.path.join(REFERENCE, name), os.path.join(target, name))
+    change(target)
+    return target
+
+
+def change_config(**values):
+    def change(folder):
+        path = os.path.join(folder, "config.json")
+        with open(path) as f:
+            config = json.load(f)
+        config.update(values)
+        with open(path, "w") as f:
+            json.dump(config, f)
+    return change
+
+
+def truncate(folder):
+    path = os.path.join(folder, "model.safetensors")
+    os.truncate(path, os.path.getsize(path) - 1000)
+
+
+def change_header(edit):
+    def change(folder):
+        path = os.path.join(folder, "model.safetensors")
+        header, payload = read_safetensors(path)
+        edit(header)
+        write_safetensors(path, header, payload)
+    return change
+
+
+def bad_json(folder):
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        f.write('{"architectures": ["Qwen3MoeForCausalLM"], ')
+
+
+UP = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+
+def test_broken_models():
+    def rename(header):
+        header["renamed"] = header.pop(UP)
+
+    def reshape(header):
+        header[UP]["shape"].reverse()
+
+    cases = [
+        (truncate, ["model.safetensors"]),
+        (change_header(rename), [UP]),
+        (change_header(reshape), [UP, "128", "64"]),
+        (change_config(architectures=["FooForCausalLM"]), ["config.json", "FooForCausalLM", "Qwen3MoeForCausalLM"]),
+        (change_config(hidden_size="many"), ["config.json", "hidden_size"]),
+        (bad_json, ["config.json"]),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for change, parts in cases:
+            model = broken_model(folder, change)
+            for ranks in ([], TWO):
+                r = expect(run("info", "--model-path", model, *ranks), 1, "epx: rank ", *parts)
+                check(r.stderr.count("\n") == 1, "one message", r.stderr)
+
+
+# ---- generate, info, demo ----
+
+def test_generate():
+    ask = ["generate", "--model-path", TINY, "--chat", "What is 17+25?", "--temperature", "0"]
+    one, two = expect(run(*ask), 0, "tokens/s"), expect(run(*ask, *TWO), 0, "rows sent", "rank 1")
+    check("42" in one.stdout, "the sum", one.stdout)
+    check(one.stdout == two.stdout, "one and two ranks say the same", one.stdout + "\n---\n" + two.stdout)
+    sample = ["generate", "--model-path", TINY, "--prompt", "Sara has", "--max-tokens", "12", "--temperature", "1", "--seed"]
+    check(run(*sample, "3").stdout == run(*sample, "3", *TWO).stdout, "the same seed gives the same text")
+    check(len({run(*sample, str(i)).stdout for i in range(4)}) > 1, "another seed gives another text")
+    expect(run(*ask, "--max-tokens", "100000"), 1, "--max-tokens is 100000", "4096")
+    expect(run("generate", "--model-path", REFERENCE, "--prompt", "x"), 1, "tokenizer.json")
+
+
+def test_info():
+    r = expect(run("info", "--model-path", TINY, *TWO), 0)
+    for part in ("shm", "onesided", "avx2", "GPUs", "no CUDA modules", "bytes of checkpoint files mapped"):
+        check(part in r.stdout, f"info says {part}", r.stdout)
+    rows = re.findall(r"^ +(\d+) +(\d+) +(\d+)$", r.stdout, re.M)
+    size = os.path.getsize(os.path.join(TINY, "model.safetensors"))
+    check(len(rows) == 2 and all(0 < int(b) < size for _, _, b in rows), "each rank maps a part of the file", r.stdout)
+
+
+def test_demo():
+    r = expect(run("demo", "--model-path", TINY), 0)
+    for part in ("Question:", "27", "tokens/s", "rank 0", "rank 1"):
+        check(part in r.stdout, f"the demo prints {part}", r.stdout)
+
+
+# ---- serve ----
+
+class Server:
+    def __init__(self, *args):
+        self.process = subprocess.Popen([EPX, "serve", "--port", "0", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+        check("fired up and ready to roll" in self.process.stdout.readline(), "the server starts")
+        self.url = self.process.stdout.readline().strip()
+        self.ranks = ranks_of(self.process.pid)
+
+    def post(self, path, body):
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as r:
+                return r.status, json.load(r)
+        except urllib.error.HTTPError as e:
+            return e.code, json.load(e)
+
+    def end(self, code):
+        _, errors = self.process.communicate(timeout=15)
+        check(self.process.returncode == code, f"exit code {self.process.returncode}, expected {code}", errors)
+        for pid in self.ranks:
+            check(gone(pid, 0.1), f"rank process {pid} is gone")
+        return errors
+
+
+def test_serve_stop():
+    s = Server("--model-path", TINY, *TWO)
+    try:
+        check(len(s.ranks) == 2, "two rank processes", str(s.ranks))
+        status, body = s.post("/v1/chat/completions", {"model": TINY, "temperature": 0,
+                                                       "messages": [{"role": "user", "content": "What is 17+25?"}]})
+        check(status == 200 and "42" in body["choices"][0]["message"]["content"], "an answer", str(body))
+        started = time.monotonic()
+        s.process.send_signal(signal.SIGTERM)
+        check("SIGTERM" in s.end(0), "the signal is named")
+        check(time.monotonic() - started < 6, "the stop is bounded")
+    finally:
+        s.process.kill()
+
+
+def test_serve_rank_killed():
+    s = Server("--model-path", TINY, *TWO)
+    answer = []
+    try:
+        body = {"model": TINY, "prompt": "1 + 1", "max_tokens": 3500, "temperature": 0, "ignore_eos": True}
+        thread = threading.Thread(target=lambda: answer.append(s.post("/v1/completions", body)))
+        thread.start()
+        time.sleep(0.5)
+        check(thread.is_alive(), "the request is still in work", str(answer))
+        os.kill(s.ranks[1], signal.SIGKILL)
+        thread.join(10)
+        check(answer and answer[0][0] >= 500 and f"process {s.ranks[1]}" in json.dumps(answer[0][1]), "a JSON error that names the process",
+              str(answer))
+        errors = s.end(1)
+        check(f"process {s.ranks[1]}" in errors and "SIGKILL" in errors, "the message names process and signal", errors)
+    finally:
+        s.process.kill()
+
+
+def test_serve_front_killed():
+    s = Server("--model-path", TINY, *TWO)
+    s.process.kill()
+    s.process.communicate()
+    for pid in s.ranks:
+        check(gone(pid, 2), f"rank process {pid} is gone")
+
+
+def main():
+    wanted = sys.argv[3:]
+    failed = 0
+    for name, function in list(globals().items()):
+        if not name.startswith("test_") or (wanted and name not in wanted):
+            continue
+        started = time.monotonic()
+        try:
+            function()
+            print(f"ok      {name}  {time.monotonic() - started:.1f} s", flush=True)
+        except (AssertionError, OSError, subprocess.SubprocessError, ValueError, KeyError) as e:
+            failed += 1
+            print(f"FAILED  {name}: {e}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
