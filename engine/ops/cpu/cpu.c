@@ -43,8 +43,7 @@ static epx_status_t cpu_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k,
     const int64_t rows = max_i64(c->max_rows, max_i64(max_rows, MIN_ROWS));
     const int64_t k = max_i64(c->max_k, epx_packed_len(max_i64(max_k, max_ffn), EPX_OPS_MAX_WIDTH));
     const int64_t ffn = max_i64(c->max_ffn, epx_packed_len(max_ffn, EPX_OPS_MAX_WIDTH));
-    const int64_t gemm = EPX_OPS_WIDE_ROWS * k + 2 * EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK;
-    const int64_t per_thread = max_i64(gemm, EPX_OPS_ATTN_FLOATS);
+    const int64_t per_thread = max_i64(2 * EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK, EPX_OPS_ATTN_FLOATS);
     EPX_TRY(grow((void **)&c->per_thread, epx_pool_n_threads(c->pool), per_thread, sizeof(float)));
     c->thread_floats = per_thread;
     EPX_TRY(grow((void **)&c->packed, rows, k, sizeof(float)));

@@ -35,9 +35,8 @@ static void gate_up_item(void *ctx, int64_t item, int thread) {
     const int64_t n_chunks = epx_div_up(j->ffn, EPX_OPS_N_CHUNK), n0 = item % n_chunks * EPX_OPS_N_CHUNK;
     const epx_cpu_segment_t s = j->c->segments[item / n_chunks];
     const epx_expert_weights_t *w = &j->experts[s.expert];
-    float *wide = epx_cpu_scratch(j->c, thread), *gate = wide + EPX_OPS_WIDE_ROWS * j->c->max_k;
-    float *up = gate + EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK;
-    epx_gemm_t g = {.n0 = n0, .n = min_int(j->ffn - n0, EPX_OPS_N_CHUNK), .ldxp = j->ldxp, .ldo = EPX_OPS_N_CHUNK, .wide = wide};
+    float *gate = epx_cpu_scratch(j->c, thread), *up = gate + EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK;
+    epx_gemm_t g = {.n0 = n0, .n = min_int(j->ffn - n0, EPX_OPS_N_CHUNK), .ldxp = j->ldxp, .ldo = EPX_OPS_N_CHUNK};
     for (int m0 = 0; m0 < s.n; m0 += EPX_OPS_M_CHUNK) {
         g.m = min_int(s.n - m0, EPX_OPS_M_CHUNK);
         g.xp = j->c->packed + (s.row0 + m0) * j->ldxp;
@@ -60,8 +59,8 @@ static void down_item(void *ctx, int64_t item, int thread) {
                     .n0 = n0,
                     .n = min_int(j->hidden - n0, EPX_OPS_N_CHUNK),
                     .ldxp = j->ldmid,
-                    .ldo = j->hidden,
-                    .wide = epx_cpu_scratch(j->c, thread)};
+                    .ldo = j->hidden};
+    (void)thread;
     for (int m0 = 0; m0 < s.n; m0 += EPX_OPS_M_CHUNK) {
         g.m = min_int(s.n - m0, EPX_OPS_M_CHUNK);
         g.xp = j->c->mid + (s.row0 + m0) * j->ldmid;

@@ -11,7 +11,6 @@
 
 enum {
     EPX_OPS_MAX_WIDTH = 16,      /* floats of the widest register */
-    EPX_OPS_WIDE_ROWS = 16,      /* weight rows widened to f32 at a time, when enough rows of x share them */
     EPX_OPS_N_CHUNK = 64,        /* output columns of one work item; a multiple of 2 * EPX_OPS_MAX_WIDTH */
     EPX_OPS_M_CHUNK = 64,        /* output rows of one work item */
     EPX_OPS_KV_BLOCK = 64,       /* attention cuts KV at multiples of this absolute position */
@@ -28,7 +27,6 @@ typedef struct {
     int64_t ldxp;
     float *out;
     int64_t ldo;
-    float *wide;     /* scratch, EPX_OPS_WIDE_ROWS packed rows */
 } epx_gemm_t;
 
 /* Query vectors of one KV head: rows[0..n_rows) of one sequence, heads [head0, head0 + n_heads) of each; n_rows * n_heads

@@ -7,7 +7,6 @@
 #define VW      16
 #define VISA    avx512
 #define MR_MAX  6 /* 32 registers: 24 sums, 4 weights, 1 activation, a mask */
-#define USE_WIDE(m) ((m) >= 12)
 typedef __m512 vf;
 static inline vf v_zero(void) { return _mm512_setzero_ps(); }
 static inline vf v_set1(float x) { return _mm512_set1_ps(x); }

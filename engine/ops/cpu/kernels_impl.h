@@ -1,9 +1,9 @@
 /* Common body of the kernels, included once by each kernels_<isa>.c after it has defined VW (floats of a register), VISA,
- * MR_MAX, USE_WIDE(m) and the v_ functions. Not a header for anyone else.
+ * MR_MAX and the v_ functions. Not a header for anyone else.
  *
  * Row rule: each dot product of length k has one accumulator register, fed in steps of 2 * VW elements (for bf16: the even,
- * then the odd ones), and one horizontal sum; a tail is padded with zeros. Every tile below, of any size and for widened or
- * unwidened weights, does exactly that sequence for each of its outputs. */
+ * then the odd ones), and one horizontal sum; a tail is padded with zeros. Every tile below, of any size, does exactly that
+ * sequence for each of its outputs. */
 #include <math.h>
 #include <string.h>
 
@@ -162,42 +162,8 @@ static void rows_f32(const epx_gemm_t *g, int n0, const f32_t *const w[4], int64
     }
 }
 
-/* dst = one row of bf16 as f32 in packed order, padded with zeros. */
-static void widen_packed(const bf16_t *w, int64_t k, float *dst) {
-    int64_t i = 0;
-    for (; i + 2 * VW <= k; i += 2 * VW) {
-        v_store(dst + i, v_bf16_even(w + i));
-        v_store(dst + i + VW, v_bf16_odd(w + i));
-    }
-    if (i == k) return;
-    bf16_t tail[2 * VW] = {0};
-    memcpy(tail, w + i, (size_t)(k - i) * sizeof *w);
-    v_store(dst + i, v_bf16_even(tail));
-    v_store(dst + i + VW, v_bf16_odd(tail));
-}
-
-/* Many rows of x: widen some rows of w once, then use them for all rows of x. */
-static void gemm_wide(const epx_gemm_t *g) {
-    const int64_t k = g->w->k, kp = epx_packed_len(k, VW);
-    const bf16_t *w = (const bf16_t *)g->w->data + g->n0 * k;
-    for (int n = 0; n < g->n; n += EPX_OPS_WIDE_ROWS) {
-        const int n_rows = g->n - n < EPX_OPS_WIDE_ROWS ? g->n - n : EPX_OPS_WIDE_ROWS;
-        for (int j = 0; j < n_rows; j++) widen_packed(w + (n + j) * k, k, g->wide + j * kp);
-        for (int j = 0; j < n_rows; j += 4) {
-            const int nr = n_rows - j < 4 ? n_rows - j : 4;
-            const f32_t *quad[4];
-            quad_f32(g->wide + j * kp, kp, nr, quad);
-            rows_f32(g, n + j, quad, kp, nr);
-        }
-    }
-}
-
 static void gemm(const epx_gemm_t *g) {
     const int64_t k = g->w->k;
-    if (g->w->type == EPX_W_BF16 && USE_WIDE(g->m)) {
-        gemm_wide(g);
-        return;
-    }
     for (int n = 0; n < g->n; n += 4) {
         const int nr = g->n - n < 4 ? g->n - n : 4;
         if (g->w->type == EPX_W_BF16) {

@@ -8,7 +8,6 @@
 #define VW      1
 #define VISA    scalar
 #define MR_MAX  2
-#define USE_WIDE(m) 0
 typedef float vf;
 static inline vf v_zero(void) { return 0.0f; }
 static inline vf v_set1(float x) { return x; }
