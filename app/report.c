@@ -31,7 +31,7 @@ epx_status_t epx_report_rows(epx_session_t *s, FILE *out) {
     st = epx_cluster_stats(s->cluster, stats, n);
     if (st < 0) goto done;
     fprintf(out, "rows sent to experts (one token, one layer, one rank):\n  from \\ to ");
-    for (int r = 0; r < n; r++) fprintf(out, "     rank %-2d", r);
+    for (int r = 0; r < n; r++) fprintf(out, "  %7s %2d", "rank", r);
     for (int r = 0; r < n; r++) {
         fprintf(out, "\n  rank %-4d ", r);
         for (int d = 0; d < n; d++) fprintf(out, "  %10" PRIu64, stats[r].rows_sent[d]);

@@ -5,9 +5,11 @@ usage: front_cli.py EPX SOURCE_DIR [NAME]...   (NAME: run only these tests)
 """
 import json
 import os
+import pty
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -196,6 +198,33 @@ def test_demo():
     r = expect(run("demo", "--model-path", TINY), 0)
     for part in ("Question:", "27", "tokens/s", "rank 0", "rank 1"):
         check(part in r.stdout, f"the demo prints {part}", r.stdout)
+
+
+def test_demo_terminal():
+    """With a terminal on standard input it serves after the answer; a taken port is left alone."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    ours, theirs = pty.openpty()
+    p = subprocess.Popen([EPX, "demo", "--model-path", TINY, "--port", str(port)], stdin=theirs, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
+    try:
+        lines = []
+        while not lines or "curl" not in lines[-1]:
+            lines.append(p.stdout.readline())
+            check(lines[-1] != "", "the demo serves", "".join(lines))
+        text = "".join(lines)
+        url = re.search(r"^http://127\.0\.0\.1:(\d+)$", text, re.M)
+        check(url and f"Port {port} is taken; using {url[1]}." in text, "it names the other port", text)
+        with urllib.request.urlopen(url[0] + "/v1/models", timeout=10) as r:
+            check(json.load(r)["data"][0]["id"] == TINY, "the server answers")
+        p.send_signal(signal.SIGINT)
+        check(p.wait(6) == 0, "SIGINT ends it in order")
+    finally:
+        p.kill()
+        p.communicate()
+        taken.close()
+        os.close(ours)
+        os.close(theirs)
 
 
 # ---- serve ----

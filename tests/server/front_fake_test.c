@@ -12,6 +12,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/philox.h"
+#include "server/front/live.h"
 #include "server/front/wire.h"
 #include "tests/server/front_util.h"
 
@@ -308,13 +310,51 @@ static void test_wire(void **state) {
     epx_str_fini(&s);
 }
 
+/* Against a plain array: adds, finds and removals in a fixed pseudo-random order. */
+static void test_live_table(void **state) {
+    enum { IDS = 300, ROUNDS = 20000 };
+    epx_live_table_t t = {0};
+    int32_t rank_of[IDS + 1] = {0}; /* 0: absent */
+    uint64_t seed = 20261130, n = 0;
+    (void)state;
+    print_message("seed %lu\n", (unsigned long)seed);
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        uint64_t id = 1 + epx_philox_u32(seed, i) % IDS;
+        const epx_live_t *at = epx_live_find(&t, id);
+        assert_int_equal(at ? at->rank : 0, rank_of[id]);
+        if (at) {
+            epx_live_remove(&t, id);
+            rank_of[id] = 0;
+            n--;
+        } else {
+            rank_of[id] = 1 + (int32_t)(i % 1000);
+            assert_int_equal(epx_live_add(&t, &(epx_live_t){.id = id, .rank = rank_of[id]}), EPX_OK);
+            n++;
+        }
+        assert_int_equal(t.n, n);
+    }
+    epx_live_remove(&t, IDS + 5);
+    assert_int_equal(t.n, n);
+    epx_live_fini(&t);
+    assert_null(epx_live_find(&t, 1));
+}
+
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire),           cmocka_unit_test(test_status_and_stats),   cmocka_unit_test(test_many_requests),
-        cmocka_unit_test(test_idle_ranks),     cmocka_unit_test(test_cancel_and_refusal), cmocka_unit_test(test_bad_submit),
-        cmocka_unit_test(test_stopped_rank),   cmocka_unit_test(test_killed_rank),        cmocka_unit_test(test_lost_peer),
-        cmocka_unit_test(test_start_failures), cmocka_unit_test(test_no_program),         cmocka_unit_test(test_stop_is_bounded),
-        cmocka_unit_test(test_stop_cancels),   cmocka_unit_test(test_killed_front)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_wire),
+                                              cmocka_unit_test(test_live_table),
+                                              cmocka_unit_test(test_status_and_stats),
+                                              cmocka_unit_test(test_many_requests),
+                                              cmocka_unit_test(test_idle_ranks),
+                                              cmocka_unit_test(test_cancel_and_refusal),
+                                              cmocka_unit_test(test_bad_submit),
+                                              cmocka_unit_test(test_stopped_rank),
+                                              cmocka_unit_test(test_killed_rank),
+                                              cmocka_unit_test(test_lost_peer),
+                                              cmocka_unit_test(test_start_failures),
+                                              cmocka_unit_test(test_no_program),
+                                              cmocka_unit_test(test_stop_is_bounded),
+                                              cmocka_unit_test(test_stop_cancels),
+                                              cmocka_unit_test(test_killed_front)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, NULL, NULL);
