@@ -70,7 +70,7 @@ static void oracle_by_hand(void **state) {
     th_shape_t s = {.n_ranks = 2, .max_tokens = 2, .hidden = 1, .top_k = 2, .n_experts = 3};
     float x0[] = {1.0f, 2.0f}, x1[] = {4.0f}, w0[] = {0.5f, 2.0f, 1.0f, 1.0f}, w1[] = {1.0f, 3.0f};
     int32_t ids0[] = {2, 0, 1, -1}, ids1[] = {1, 1};
-    th_batch_t b[2] = {{2, x0, ids0, w0, NULL}, {1, x1, ids1, w1, NULL}};
+    th_batch_t b[2] = {{2, x0, NULL, ids0, w0, NULL}, {1, x1, NULL, ids1, w1, NULL}};
     th_expect_t e;
     assert_int_equal(th_oracle(&s, b, 0, 0, &e), 0);
     assert_int_equal(e.n_local, 2);

@@ -10,7 +10,7 @@
 #include "tests/harness/exchange.h"
 #include "tests/harness/pairwise.h"
 
-enum { N_W = 5, N_DTYPES = 6, N_LAYOUTS = 2, N_COMBINES = 2, N_SHAPES = 7, N_OPTS = 8, MAX_CASES = 2048, MAX_SLOTS = 128 };
+enum { N_W = 5, N_DTYPES = 7, N_LAYOUTS = 2, N_COMBINES = 2, N_SHAPES = 7, N_OPTS = 8, MAX_CASES = 2048, N_ROUNDS = 3, MAX_SLOTS = 128 };
 enum { DIM_W, DIM_BACKEND, DIM_DTYPE, DIM_LAYOUT, DIM_COMBINE, DIM_SHAPE, DIM_OPTS, N_DIMS };
 
 static const int w_values[N_W] = {1, 2, 3, 4, 8};
@@ -18,6 +18,7 @@ static const int w_values[N_W] = {1, 2, 3, 4, 8};
 /* token, wire, expert, combine */
 static const epx_dtype_t dtype_values[N_DTYPES][4] = {
     {EPX_F32, EPX_F32, EPX_F32, EPX_F32},       {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16}, {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
+    {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, /* quantised by the caller */
     {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32}, {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
 };
 
@@ -72,6 +73,7 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
                            .layout = v[DIM_LAYOUT] ? EPX_LAYOUT_EXPERT_MAJOR : EPX_LAYOUT_LISTS,
                            .mode = v[DIM_COMBINE] ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
     fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
+    if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend)) return th_case_refused(r, g, &c, "one process");
     return th_case_run(r, g, &c);
 }
 
@@ -107,9 +109,8 @@ static int rank_body(th_rank_t *r) {
     return rc;
 }
 
-/* All combinations of W, backend, dtype, layout and combine; shape and options rotate, so that each meets every other. */
-static void all_cases(matrix_t *m, int max_w) {
-    int i = 0;
+/* All combinations of W, backend, dtype, layout and combine, N_ROUNDS times; shape and options rotate. */
+static void all_cases(matrix_t *m, int max_w, int i) {
     th_tuple_t t = {{0}};
     for (t.v[DIM_W] = 0; t.v[DIM_W] < max_w; t.v[DIM_W]++)
         for (t.v[DIM_BACKEND] = 0; t.v[DIM_BACKEND] < m->n_backends; t.v[DIM_BACKEND]++)
@@ -154,8 +155,8 @@ int main(int argc, char **argv) {
         if ((strcmp(transports[i], "self") == 0) != want_self) continue;
         m.transport = transports[i];
         m.n_cases = 0;
-        if (!is_pairwise) all_cases(&m, max_w);
-        else if (pairwise_cases(&m, max_w) != 0) n_bad++;
+        for (int k = 0; !is_pairwise && k < N_ROUNDS; k++) all_cases(&m, max_w, m.n_cases + k);
+        if (is_pairwise && pairwise_cases(&m, max_w) != 0) n_bad++;
         n_cases += m.n_cases;
         n_bad += run_matrix(&m, max_w);
     }

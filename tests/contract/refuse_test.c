@@ -96,7 +96,11 @@ static const int seven_slots[7] = {0, 1, 0, 1, 0, 1, 0};
     ROW(EPX_ERR_UNSUPPORTED, "scale_format", "ue8m0", cfg->scale_format = EPX_SCALE_UE8M0)          \
     ROW(EPX_ERR_UNSUPPORTED, "scale_layout", "col", cfg->scale_layout = EPX_SCALE_COL_MAJOR)        \
     ROW(EPX_ERR_UNSUPPORTED, "scale_block", "64", cfg->scale_block = 64)                            \
-    ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "fp8", (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3)) \
+    ROW(EPX_ERR_UNSUPPORTED, "align", "2", cfg->align = 2)                                          \
+    ROW(EPX_ERR_UNSUPPORTED, "n_channels", "2", cfg->n_channels = 2)                                \
+    ROW(EPX_ERR_UNSUPPORTED, "n_blocks", "1", cfg->n_blocks = 1)                                    \
+    ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "bytes", cfg->token_dtype = EPX_BYTES)                  \
+    ROW(EPX_ERR_ARG, "combine_dtype", "bytes", (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3, cfg->combine_dtype = EPX_BYTES)) \
     ROW(EPX_ERR_UNSUPPORTED, "renormalize", "1", cfg->renormalize = 1)
 
 static void apply_plan_row(epx_plan_config_t *cfg, int idx) {
@@ -199,7 +203,7 @@ static const int other_slot_rank[E] = {1, 0, 1, 0, 1, 0}, other_slot_expert[E] =
     ROW("token_dtype", (cfg->token_dtype = EPX_BF16, cfg->wire_dtype = EPX_BF16)) \
     ROW("wire_dtype", cfg->wire_dtype = EPX_FP8_E4M3)                           \
     ROW("expert_dtype", cfg->expert_dtype = EPX_BF16)                           \
-    ROW("combine_dtype", cfg->combine_dtype = EPX_BF16)                         \
+    ROW("combine_dtype", cfg->combine_dtype = EPX_F16)                          \
     ROW("layout", cfg->layout = EPX_LAYOUT_LISTS)                               \
     ROW("combine", cfg->combine = EPX_COMBINE_PARTIAL)                          \
     ROW("backend", cfg->backend = "collective")                                 \
@@ -229,6 +233,8 @@ static int body_mismatch(th_rank_t *r) {
         th_note(r, "%s differs", diff_rows[i]);
         th_plan_config(&b.c, &cfg);
         cfg.backend = "onesided";
+        cfg.expert_dtype = EPX_F32;
+        cfg.combine_dtype = EPX_BF16;
         if (r->rank == i % r->n_ranks) apply_diff_row(&cfg, i);
         epx_status_t s = epx_plan_create(b.g, &cfg, &p);
         TH_CHECK(r, s == EPX_ERR_MISMATCH, "%s differs: status %d: %s", diff_rows[i], (int)s, epx_last_error());
@@ -292,7 +298,7 @@ static int body_world(th_rank_t *r) {
     REFUSED("n_ranks", "5000", (c.rank = 0, c.n_ranks = 5000));
     REFUSED("allgather", "NULL", c.allgather = NULL);
     REFUSED("barrier", "NULL", c.barrier = NULL);
-    REFUSED("transports", "smoke", c.transports = "smoke");
+    REFUSED("transport", "smoke", c.transports = "smoke");
     REFUSED("size", "3", c.size = 3);
     TH_CHECK(r, w == NULL, "%s", "a handle was written by a failing call");
     TH_STATUS(r, epx_world_create(NULL, &w), EPX_ERR_ARG);
@@ -418,8 +424,8 @@ static int refuse_all_io(th_rank_t *r, bench_t *b, step_data_t *d) {
     REFUSE_IO(EPX_ERR_ARG, d->io.channel = 1, "channel", "1");
     REFUSE_IO(EPX_ERR_ARG, d->io.channel = -1, "channel", "-1");
     REFUSE_IO(EPX_ERR_ARG, d->io.size = 8, "size", "8");
-    REFUSE_IO(EPX_ERR_UNSUPPORTED, d->io.n_tokens_device = (const uint32_t *)d->ids, "n_tokens_device");
-    REFUSE_IO(EPX_ERR_UNSUPPORTED, d->io.stream = d, "stream");
+    REFUSE_IO(EPX_ERR_ARG, d->io.n_tokens_device = (const uint32_t *)d->ids, "n_tokens_device");
+    REFUSE_IO(EPX_ERR_ARG, d->io.stream = d, "stream");
     return 0;
 }
 

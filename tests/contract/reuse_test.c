@@ -50,6 +50,7 @@ int main(int argc, char **argv) {
     int n_steps = argc > 2 ? atoi(argv[2]) : 1000, n_bad = 0, n_backends = th_components("backend", backends);
     th_seed();
     for (int i = 0; i < n_backends; i++) {
+        if (mode == TH_PROCESSES && th_needs_one_process(backends[i])) continue;
         for (int n_ranks = 2; n_ranks <= 3; n_ranks++) {
             reuse_t u = {backends[i], "shm", n_steps};
             int bad = th_launch(mode, n_ranks, rank_body, &u, 100, NULL);

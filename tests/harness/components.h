@@ -6,6 +6,8 @@ enum { TH_MAX_COMPONENTS = 16 };
 
 /* Names of the available components of a kind ("backend", "transport"), in the library's order. Returns how many. */
 int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]);
+/* Does this backend refuse ranks in several processes? */
+int th_needs_one_process(const char *backend);
 /* EPX_CONTRACT_SEED of the environment, or a fixed seed; printed once per program. */
 unsigned long long th_seed(void);
 

@@ -89,7 +89,7 @@ static void open_buffers(const th_case_t *c, th_open_t *o) {
     o->histogram = poisoned((size_t)s->n_experts * sizeof(int32_t));
     o->y_bytes = n_y * h * (size_t)th_dtype_bytes(s->expert);
     o->y = poisoned(o->y_bytes);
-    o->result_bytes = (size_t)o->batches[o->rank].n_tokens * h * (size_t)th_dtype_bytes(s->token);
+    o->result_bytes = (size_t)o->batches[o->rank].n_tokens * h * (size_t)th_dtype_bytes(th_result_dtype(s));
     o->result = poisoned(o->result_bytes);
 }
 
@@ -117,12 +117,13 @@ static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
         memcpy(in, b->x, (size_t)b->n_tokens * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token));
         o->io.x = in;
     }
+    o->io.x_scale = b->x_scale;
     o->io.ids = b->ids;
     o->io.weights = b->weights;
     o->io.n_tokens = b->n_tokens;
     int expert_major = s->layout == EPX_LAYOUT_EXPERT_MAJOR;
     o->io.out_x = expert_major ? o->out_x : NULL;
-    o->io.out_scale = expert_major && s->wire != s->token ? o->out_scale : NULL;
+    o->io.out_scale = expert_major && th_has_scales(s) ? o->out_scale : NULL;
     o->io.out_counts = (c->opts & TH_NO_COUNTS) && !expert_major ? NULL : o->counts;
     o->io.out_histogram = c->opts & TH_HISTOGRAM ? o->histogram : NULL;
     return 0;
@@ -203,9 +204,10 @@ static int check_counts(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
 static int check_result(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
     const th_shape_t *s = &c->shape;
     int at = first_difference(o->result, o->want.result, o->result_bytes);
-    int i = at < 0 ? 0 : at / th_dtype_bytes(s->token);
+    epx_dtype_t d = th_result_dtype(s);
+    int i = at < 0 ? 0 : at / th_dtype_bytes(d);
     TH_CHECK(r, at < 0, "combine result of token %d channel %d: %.9g, wanted %.9g", i / s->hidden, i % s->hidden,
-             (double)th_load(s->token, o->result, i), (double)th_load(s->token, o->want.result, i));
+             (double)th_load(d, o->result, i), (double)th_load(d, o->want.result, i));
     TH_CHECK(r, is_poison(o->result + o->result_bytes, GUARD_BYTES), "%s", "written past the end of the combine result");
     return 0;
 }
@@ -312,6 +314,15 @@ static int check_bytes(th_rank_t *r, epx_plan_t *p, const epx_plan_config_t *cfg
     TH_OK(r, epx_plan_bytes(cfg, n_ranks, &bytes));
     TH_OK(r, epx_plan_info(p, &info));
     TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes, "epx_plan_bytes says %zu, the plan has %zu + %zu", bytes, info.slab_bytes, info.private_bytes);
+    return 0;
+}
+
+int th_case_refused(th_rank_t *r, epx_group_t *g, const th_case_t *c, const char *why) {
+    epx_plan_config_t cfg;
+    epx_plan_t *p = NULL;
+    th_plan_config(c, &cfg);
+    TH_STATUS(r, epx_plan_create(g, &cfg, &p), EPX_ERR_UNSUPPORTED);
+    TH_CHECK(r, strstr(epx_last_error(), c->backend) && strstr(epx_last_error(), why), "message: %s", epx_last_error());
     return 0;
 }
 

@@ -40,6 +40,8 @@ int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_k
 int th_step_close(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, th_tally_t *tally);
 /* Compare epx_plan_stats() and epx_plan_info() with what was counted. */
 int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tally_t *tally);
+/* Plan create must be refused here with EPX_ERR_UNSUPPORTED, naming the backend and the reason `why`. */
+int th_case_refused(th_rank_t *r, epx_group_t *g, const th_case_t *c, const char *why);
 /* Plan create, c->n_steps steps through all kinds, counters, destroy. */
 int th_case_run(th_rank_t *r, epx_group_t *g, const th_case_t *c);
 

@@ -19,6 +19,10 @@ const char *th_dtype_name(epx_dtype_t d) {
 
 int th_n_scales(const th_shape_t *s) { return (s->hidden + TH_SCALE_BLOCK - 1) / TH_SCALE_BLOCK; }
 
+epx_dtype_t th_result_dtype(const th_shape_t *s) { return s->token == EPX_FP8_E4M3 ? s->combine : s->token; }
+
+int th_has_scales(const th_shape_t *s) { return s->wire == EPX_FP8_E4M3; }
+
 float th_load(epx_dtype_t d, const void *row, int i) {
     uint16_t h = 0;
     float f = 0;
@@ -105,6 +109,7 @@ static void wire_row(const th_shape_t *s, const th_batch_t *b, int t, unsigned c
     const char *x = (const char *)b->x + (size_t)t * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token);
     if (s->wire == s->token) {
         memcpy(out_row, x, (size_t)s->hidden * (size_t)th_dtype_bytes(s->wire));
+        if (th_has_scales(s)) memcpy(out_scales, b->x_scale + t * th_n_scales(s), (size_t)th_n_scales(s) * sizeof(float));
         return;
     }
     float *f = malloc((size_t)s->hidden * sizeof *f);
@@ -141,7 +146,7 @@ static void expert_outputs(const th_shape_t *s, const th_batch_t *b, int t, floa
     for (int k = 0; k < s->top_k; k++) {
         int e = b->ids[t * s->top_k + k];
         if (e < 0) continue;
-        th_expert_row(s, e, row, s->wire == s->token ? NULL : scales, y);
+        th_expert_row(s, e, row, th_has_scales(s) ? scales : NULL, y);
         for (int h = 0; h < s->hidden; h++) ys[(size_t)k * (size_t)s->hidden + (size_t)h] = th_load(s->expert, y, h);
     }
     free(scales);
@@ -180,8 +185,8 @@ static int fill_result(const th_shape_t *s, const int *owner, const th_batch_t *
         for (int h = 0; h < s->hidden; h++) {
             int at = t * s->hidden + h;
             float v = s->mode == EPX_COMBINE_EXACT ? sum_exact(s, ids, w, ys + h) : sum_partial(s, owner, ids, w, ys + h);
-            if (with_add) v = v + th_load(s->token, b->add, at);
-            th_store(s->token, out->result, at, v);
+            if (with_add) v = v + th_load(th_result_dtype(s), b->add, at);
+            th_store(th_result_dtype(s), out->result, at, v);
         }
     }
     free(ys);
@@ -214,11 +219,11 @@ int th_oracle(const th_shape_t *s, const th_batch_t *batches, int rank, int with
     out->expert_off = calloc(n_local + 1, sizeof(int32_t));
     out->entries = malloc(cap * sizeof *out->entries);
     out->rows = malloc(cap * h * (size_t)th_dtype_bytes(s->wire));
-    out->scales = s->wire == s->token ? NULL : malloc(cap * (size_t)th_n_scales(s) * sizeof(float));
-    out->result = malloc((size_t)batches[rank].n_tokens * h * (size_t)th_dtype_bytes(s->token) + 1);
+    out->scales = !th_has_scales(s) ? NULL : malloc(cap * (size_t)th_n_scales(s) * sizeof(float));
+    out->result = malloc((size_t)batches[rank].n_tokens * h * (size_t)th_dtype_bytes(th_result_dtype(s)) + 1);
     out->histogram = calloc((size_t)s->n_experts, sizeof(int32_t));
     if (!out->expert_off || !out->entries || !out->rows || !out->result || !out->histogram) goto err;
-    if (s->wire != s->token && !out->scales) goto err;
+    if (th_has_scales(s) && !out->scales) goto err;
     fill_lists(s, batches, out);
     fill_counters(s, owner, batches, rank, out);
     if (fill_result(s, owner, &batches[rank], with_add, out) != 0) goto err;

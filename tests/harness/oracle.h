@@ -19,9 +19,10 @@ typedef struct {
 typedef struct {
     int n_tokens;
     void *x;        /* [T, H] token dtype */
+    float *x_scale; /* [T, n_scales]; fp8 tokens only, else NULL */
     int32_t *ids;   /* [T, K] */
     float *weights; /* [T, K] */
-    void *add;      /* [T, H] token dtype; used when the case asks for it */
+    void *add;      /* [T, H] result dtype; used when the case asks for it */
 } th_batch_t;
 
 /* What one rank must see. Owned. */
@@ -32,7 +33,7 @@ typedef struct {
     epx_list_entry_t *entries;  /* [n_rows] */
     unsigned char *rows;        /* [n_rows, H] wire dtype */
     float *scales;              /* [n_rows, n_scales]; fp8 wire only */
-    unsigned char *result;      /* [T, H] token dtype */
+    unsigned char *result;      /* [T, H] result dtype */
     int32_t *histogram;         /* [E] */
     uint64_t rows_sent[64], rows_received[64];
 } th_expect_t;
@@ -42,6 +43,10 @@ enum { TH_SCALE_BLOCK = 128 };
 int th_dtype_bytes(epx_dtype_t d);
 const char *th_dtype_name(epx_dtype_t d);
 int th_n_scales(const th_shape_t *s);
+/* Of combine's result: the token dtype, or the combine dtype when tokens are fp8. */
+epx_dtype_t th_result_dtype(const th_shape_t *s);
+/* Does the wire carry scales? */
+int th_has_scales(const th_shape_t *s);
 /* Element i of a row. */
 float th_load(epx_dtype_t d, const void *row, int i);
 void th_store(epx_dtype_t d, void *row, int i, float v);
