@@ -40,8 +40,11 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     int mode = (int)(script >> 16);
     (void)dp_rank;
     if (mode == SUBMIT_FULL) return epx_fail(EPX_ERR_CAPACITY, "rank 0: 8 requests wait already");
-    if (mode == SUBMIT_PEER || c->failed) return epx_fail(EPX_ERR_PEER, "%s", death);
     pthread_mutex_lock(&c->lock);
+    if (mode == SUBMIT_PEER || c->failed || c->n_live == MAX_REQUESTS) {
+        pthread_mutex_unlock(&c->lock);
+        return epx_fail(EPX_ERR_PEER, "%s", death);
+    }
     play_t *p = &c->live[c->n_live++];
     *p = (play_t){.id = ++c->next_id, .mode = mode, .n_prompt = req->n_prompt, .max_new = req->max_new_tokens};
     p->step_ns = (script & 0xffff) * 1000000u;
