@@ -1,1 +1,5 @@
-epx_add_test(NAME unit_lib_backends SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/lib_backends_test.c LIBS epx_static LABELS unit)
+set(lib_tests ${CMAKE_CURRENT_SOURCE_DIR})
+epx_add_test(NAME unit_lib_backends SOURCES ${lib_tests}/lib_backends_test.c LIBS epx_static LABELS unit)
+epx_add_test(NAME unit_lib_failure SOURCES ${lib_tests}/lib_failure_test.c LIBS epx_static LABELS unit)
+epx_add_test(NAME unit_lib_rows SOURCES ${lib_tests}/lib_rows_test.c LIBS epx_static LABELS unit)
+target_include_directories(unit_lib_rows PRIVATE ${PROJECT_SOURCE_DIR}/lib)

@@ -8,7 +8,7 @@
 #include "base/half.h"
 #include "base/status.h"
 #include "spi/a2a.h"
-#include "spi/exchange.h"
+#include "spi/wait.h"
 
 /* Words that a rank publishes: its expert outputs in list order, their lists. */
 enum { PUB_OUTPUTS = 0, PUB_ENTRIES, PUB_EXPERT_OFF };
@@ -65,10 +65,31 @@ static const void *published(const epx_plan_t *p, int channel, int rank, int wor
     return (const void *)(uintptr_t)w[word];
 }
 
+static void flag_all(const epx_plan_t *p, int channel, uint64_t (*flag)(const epx_slab_layout_t *l, int channel, int src)) {
+    for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, flag(&p->layout, channel, p->rank), p->channels[channel].epoch);
+}
+
+static epx_status_t wait_all(epx_plan_t *p, int channel, const char *phase,
+                             uint64_t (*flag)(const epx_slab_layout_t *l, int channel, int src)) {
+    epx_wait_t w = {p->net, p->slab, phase, p->channels[channel].epoch, p->cfg.timeout_ns, &p->wait_ns};
+    for (int r = 0; r < p->n_ranks; r++) EPX_TRY(epx_wait_ge(&w, r, flag(&p->layout, channel, r), w.epoch));
+    return EPX_OK;
+}
+
+/* Own tables stay in the own slab, where peers read them. */
+static void publish_routing(epx_plan_t *p, const epx_io_t *io) {
+    char *own = p->slab->base[p->rank];
+    size_t bytes = (size_t)io->n_tokens * (size_t)p->cfg.top_k * 4;
+    *epx_slab_word(p->slab, p->rank, epx_count_off(&p->layout, io->channel, p->rank)) = (uint64_t)io->n_tokens;
+    if (bytes == 0) return;
+    memcpy(own + epx_ids_off(&p->layout, io->channel, p->rank), io->ids, bytes);
+    memcpy(own + epx_weights_off(&p->layout, io->channel, p->rank), io->weights, bytes);
+}
+
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     size_t n = (size_t)io->n_tokens, k = (size_t)p->cfg.top_k;
     char *x = peer_at(p, io->channel, p->rank, p->layout.x_off);
-    epx_exchange_push_routing(p, io->channel, p->rank, io);
+    publish_routing(p, io);
     if (n && io->x != x) memcpy(x, io->x, n * p->layout.x_row_bytes);
     if (n && io->x_scale != NULL)
         memcpy(peer_at(p, io->channel, p->rank, p->layout.stage_scale_off), io->x_scale, n * p->layout.n_scales * sizeof(float));
@@ -79,7 +100,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
             p->rows_sent[r] += (uint64_t)goes;
         }
     }
-    epx_exchange_flag_dispatch(p, io->channel);
+    flag_all(p, io->channel, epx_flag_d_off);
     return EPX_OK;
 }
 
@@ -187,7 +208,7 @@ static void write_output(epx_plan_t *p, const epx_channel_t *ch, const epx_io_t 
 static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     epx_routes_t *r = &ch->routes;
-    EPX_TRY(epx_exchange_wait_dispatch(p, io->channel));
+    EPX_TRY(wait_all(p, io->channel, "dispatch", epx_flag_d_off));
     for (int src = 0; src < p->n_ranks; src++) {
         r->ids[src] = (const int32_t *)(const void *)(p->slab->base[src] + epx_ids_off(&p->layout, io->channel, src));
         r->weights[src] = (const float *)(const void *)(p->slab->base[src] + epx_weights_off(&p->layout, io->channel, src));
@@ -215,7 +236,7 @@ static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
     publish(p, io->channel, PUB_OUTPUTS, outputs);
     publish(p, io->channel, PUB_ENTRIES, r->entries);
     publish(p, io->channel, PUB_EXPERT_OFF, r->expert_off);
-    epx_exchange_flag_combine(p, io->channel);
+    flag_all(p, io->channel, epx_flag_c_off);
     return EPX_OK;
 }
 
@@ -256,7 +277,7 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     size_t h = (size_t)p->cfg.hidden, k_max = (size_t)p->cfg.top_k, out_bytes = h * epx_dtype_bytes(p->out_dtype);
     const void *rows[EPX_MAX_TOP_K];
-    EPX_TRY(epx_exchange_wait_combine(p, io->channel));
+    EPX_TRY(wait_all(p, io->channel, "combine", epx_flag_c_off));
     for (size_t t = 0; t < (size_t)ch->n_tokens; t++) {
         const int32_t *ids = ch->routes.ids[p->rank] + t * k_max;
         for (size_t k = 0; k < k_max; k++) rows[k] = ids[k] < 0 ? NULL : answer(p, io->channel, (uint32_t)t, ids[k]);
