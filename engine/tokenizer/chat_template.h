@@ -1,4 +1,5 @@
-/* Hugging Face chat templates: a subset of Jinja2 (docs/chat-templates.md lists it). Pure; reads are thread-safe. */
+/* Hugging Face chat templates: a subset of Jinja2 (docs/chat-templates.md lists it). Pure but for strftime_now(), which
+ * reads the clock; a template may be rendered by several threads at once. */
 #ifndef EPX_ENGINE_TOKENIZER_CHAT_TEMPLATE_H
 #define EPX_ENGINE_TOKENIZER_CHAT_TEMPLATE_H
 
