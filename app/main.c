@@ -1,4 +1,5 @@
 /* The epx program: chooses the subcommand, or becomes a rank when started by the front. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +45,12 @@ static int set_log(void) {
     epx_log_set_sink(print_log, NULL);
     epx_set_log(print_log, NULL);
     return 0;
+}
+
+/* A closed 0, 1 or 2 would be reused for the next socket or file, and output would go there. */
+static void open_standard_files(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd) exit(EXIT_FAILED);
 }
 
 /* ---- commands ---- */
@@ -119,7 +126,9 @@ static int run_command(int command, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    int command, code = set_log();
+    int command, code;
+    open_standard_files();
+    code = set_log();
     if (code) return code;
     if (argc == 3 && strcmp(argv[1], EPX_WORKER_ARGUMENT) == 0) return epx_worker_main(atoi(argv[2]));
     if (argc < 2) {

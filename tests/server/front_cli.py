@@ -3,6 +3,7 @@
 
 usage: front_cli.py EPX SOURCE_DIR [NAME]...   (NAME: run only these tests)
 """
+import ctypes
 import json
 import os
 import pty
@@ -24,6 +25,7 @@ TINY = os.path.join(SOURCE, "models/tinymoe-math")
 REFERENCE = os.path.join(SOURCE, "tests/data/reference/qwen3_moe")
 TWO = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "pplx"]
 LIMIT_S = 60
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def run(*args):
@@ -293,9 +295,11 @@ def test_serve_front_killed():
     s.process.communicate()
     for pid in s.ranks:
         check(gone(pid, 2), f"rank process {pid} is gone")
+        os.waitpid(pid, 0)
 
 
 def main():
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # ranks of a killed front become children of this process
     wanted = sys.argv[3:]
     failed = 0
     for name, function in list(globals().items()):

@@ -166,7 +166,8 @@ static void test_killed_front(void **state) {
     assert_true(front > 0 && pids[0] > 0 && pids[1] > 0);
     kill(front, SIGKILL);
     assert_int_equal(waitpid(front, &status, 0), front);
-    for (int r = 0; r < 2; r++) assert_true(front_gone_within(pids[r], 2000));
+    for (int r = 0; r < 2; r++) assert_true(front_gone_within(pids[r], 2000) && front_reaped(pids[r]));
+    assert_true(front_no_children());
     assert_int_equal(front_shm_entries(), shm);
 }
 

@@ -137,6 +137,8 @@ int front_shm_entries(void) {
     return n;
 }
 
+int front_reaped(int pid) { return waitpid(pid, NULL, 0) == pid; }
+
 int front_no_children(void) { return waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD; }
 
 /* Prints the pids of its ranks and then works until it is killed. */
@@ -170,7 +172,7 @@ int front_spawn_sacrifice(const char *model_path, int pids[2]) {
     pid_t pid = -1;
     int ends[2];
     FILE *from;
-    if (pipe(ends) != 0) return -1;
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0 || pipe(ends) != 0) return -1;
     posix_spawn_file_actions_init(&fa);
     posix_spawn_file_actions_adddup2(&fa, ends[1], 1);
     posix_spawn_file_actions_addclose(&fa, ends[0]);

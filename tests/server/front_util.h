@@ -39,13 +39,16 @@ int front_wait_failure(front_t *f);
 front_result_t *front_result(front_t *f, uint64_t id);
 /* 1 when the process is gone or only waits to be reaped; polls for up to `ms`. */
 int front_gone_within(int pid, int ms);
+/* Take the exit status of an ended child; 1: it was one. */
+int front_reaped(int pid);
 /* Number of entries of /dev/shm. */
 int front_shm_entries(void);
 /* 1 when this process has no child at all. */
 int front_no_children(void);
 /* Call first in main(): runs the worker or the sacrificed front if the arguments ask for it, else returns -1. */
 int front_special_main(int argc, char **argv);
-/* Start this program as a front of its own over model_path with 2 ranks and a long generation. Its ranks' pids go to pids. */
+/* Start this program as a front of its own over model_path with 2 ranks and a long generation. Its ranks' pids go to pids;
+ * they become this process's children when their front dies. */
 int front_spawn_sacrifice(const char *model_path, int pids[2]);
 
 #endif
