@@ -1,7 +1,7 @@
 # The front's processes: without a model (fake_rank.c instead of the engine), with real ranks, and the program from outside.
 set(front_dir ${CMAKE_CURRENT_SOURCE_DIR})
 epx_add_test(NAME front_fake SOURCES ${front_dir}/front_fake_test.c ${front_dir}/front_util.c ${front_dir}/fake_rank.c
-  $<TARGET_OBJECTS:epx_front> LIBS epx_static LABELS server TIMEOUT 120)
+  $<TARGET_OBJECTS:epx_front> LIBS epx_static LABELS server tsan TIMEOUT 120)
 epx_add_test(NAME front_model SOURCES ${front_dir}/front_model_test.c ${front_dir}/front_util.c
   LIBS epx_server epx_engine epx_static LABELS server TIMEOUT 240)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -159,6 +159,25 @@ static void test_killed_rank(void **state) {
     check_killed_rank(REFERENCE, 0);
 }
 
+/* A rank that is alive and does not answer: its peer names it after the deadline, and it is killed although it is stopped. */
+static void test_stopped_rank(void **state) {
+    epx_cluster_status_t st;
+    uint64_t id;
+    (void)state;
+    if (front_open_timeout(&f, REFERENCE, 2, 1000000000u) < 0) fail_msg("create: %s", epx_error_message());
+    epx_cluster_status(f.cluster, &st);
+    id = front_submit(&f, cases[0].tokens, cases[0].n, 1500, 0);
+    assert_true(front_wait_tokens(&f, id, 3));
+    kill(st.pids[1], SIGSTOP);
+    assert_true(front_wait_failure(&f));
+    assert_non_null(strstr(f.failure, "rank 0: "));
+    assert_non_null(strstr(f.failure, "for rank 1"));
+    assert_int_equal(front_result(&f, id)->finish, EPX_FINISH_ERROR);
+    for (int r = 0; r < 2; r++) assert_true(front_gone_within(st.pids[r], 3000));
+    front_close(&f);
+    assert_true(front_no_children());
+}
+
 static void test_killed_front(void **state) {
     int pids[2], status, shm = front_shm_entries();
     int front = front_spawn_sacrifice(TINY, pids);
@@ -182,9 +201,10 @@ static void test_bad_directory(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),   cmocka_unit_test(test_many_at_once), cmocka_unit_test(test_idle_and_cancel),
-        cmocka_unit_test(test_killed_rank), cmocka_unit_test(test_killed_front), cmocka_unit_test(test_bad_directory)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_reference),       cmocka_unit_test(test_many_at_once),
+                                              cmocka_unit_test(test_idle_and_cancel), cmocka_unit_test(test_killed_rank),
+                                              cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_killed_front),
+                                              cmocka_unit_test(test_bad_directory)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, read_reference, NULL);

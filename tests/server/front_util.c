@@ -44,7 +44,9 @@ static void on_failure(void *ctx, const char *message) {
     pthread_mutex_unlock(&f->lock);
 }
 
-epx_status_t front_open(front_t *f, const char *model_path, int n_ranks) {
+epx_status_t front_open(front_t *f, const char *model_path, int n_ranks) { return front_open_timeout(f, model_path, n_ranks, 0); }
+
+epx_status_t front_open_timeout(front_t *f, const char *model_path, int n_ranks, uint64_t timeout_ns) {
     epx_cluster_config_t cfg = {.size = sizeof cfg, .on_event = on_event, .on_failure = on_failure, .ctx = f};
     memset(f, 0, sizeof *f);
     pthread_mutex_init(&f->lock, NULL);
@@ -55,6 +57,7 @@ epx_status_t front_open(front_t *f, const char *model_path, int n_ranks) {
     cfg.rank.moe_a2a_backend = n_ranks > 1 ? "pplx" : "none";
     cfg.rank.load_format = "auto";
     cfg.rank.n_threads = 1;
+    cfg.rank.timeout_ns = timeout_ns;
     return epx_cluster_create(&cfg, &f->cluster);
 }
 

@@ -27,6 +27,8 @@ typedef struct {
 
 /* A cluster of n_ranks over this program's own executable. tp > 1: DP attention with pplx. */
 epx_status_t front_open(front_t *f, const char *model_path, int n_ranks);
+/* The same with a deadline for every wait of a rank for another. */
+epx_status_t front_open_timeout(front_t *f, const char *model_path, int n_ranks, uint64_t timeout_ns);
 void front_close(front_t *f);
 /* Greedy; the prompt is n_prompt ids. Returns the id. */
 uint64_t front_submit(front_t *f, const int32_t *prompt, int n_prompt, int n_new, int dp_rank);
