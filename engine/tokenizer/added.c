@@ -43,10 +43,8 @@ void epx_added_fini(epx_added_set_t *set) {
 static size_t lower_bound(const epx_added_set_t *set, size_t lo, size_t hi, size_t depth, int c) {
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
-        if ((unsigned char)set->token[mid].text[depth] < c)
-            lo = mid + 1;
-        else
-            hi = mid;
+        if ((unsigned char)set->token[mid].text[depth] < c) lo = mid + 1;
+        else hi = mid;
     }
     return lo;
 }

@@ -56,10 +56,8 @@ epx_status_t epx_chat_template_create(const char *source, size_t n_bytes, epx_ch
     epx_status_t s;
     if (t == NULL) return epx_fail(EPX_ERR_NOMEM, "chat template");
     s = compile(t, source, n_bytes);
-    if (s < 0)
-        epx_chat_template_destroy(t);
-    else
-        *out_t = t;
+    if (s < 0) epx_chat_template_destroy(t);
+    else *out_t = t;
     return s;
 }
 
@@ -110,7 +108,8 @@ static const char *config_template(const json_t *config) {
 
 /* bos_token and the like: a string, or an object with `content`. */
 static epx_status_t copy_special_tokens(const json_t *config, json_t *variables) {
-    static const char *const name[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
+    static const char *const name[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                       "pad_token", "cls_token", "mask_token"};
     size_t i;
     for (i = 0; i < sizeof name / sizeof *name; i++) {
         json_t *v = json_object_get(config, name[i]);
@@ -135,8 +134,8 @@ static epx_status_t load_source(const char *model_dir, const json_t *config, epx
     }
     text = config_template(config);
     if (text == NULL)
-        return epx_fail(EPX_ERR_NOT_FOUND, "%s: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)",
-                        model_dir);
+        return epx_fail(EPX_ERR_NOT_FOUND,
+                        "%s: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json)", model_dir);
     s = epx_chat_template_create(text, strlen(text), out_t);
     return s < 0 ? epx_fail_context(s, "%s/tokenizer_config.json: chat_template", model_dir) : s;
 }
@@ -149,10 +148,8 @@ epx_status_t epx_chat_template_load(const char *model_dir, epx_chat_template_t *
     s = load_source(model_dir, config, &t);
     if (s == EPX_OK) s = copy_special_tokens(config, t->variables);
     json_decref(config);
-    if (s < 0)
-        epx_chat_template_destroy(t);
-    else
-        *out_t = t;
+    if (s < 0) epx_chat_template_destroy(t);
+    else *out_t = t;
     return s;
 }
 

@@ -19,8 +19,8 @@
 #define JINJA_MAX_SOURCE_BYTES ((size_t)4 << 20)
 #define JINJA_MAX_STRING_BYTES ((size_t)16 << 20) /* output, and any string or list made on the way */
 #define JINJA_MAX_STEPS 10000000
-#define JINJA_MAX_NESTING 128     /* of statements, and of brackets and operators while parsing */
-#define JINJA_MAX_TREE_DEPTH 200  /* of an expression: chains such as a + b + c count */
+#define JINJA_MAX_NESTING 128    /* of statements, and of brackets and operators while parsing */
+#define JINJA_MAX_TREE_DEPTH 200 /* of an expression: chains such as a + b + c count */
 #define JINJA_MAX_VALUE_DEPTH 4096
 #define JINJA_MAX_ARGS 8
 #define JINJA_MAX_NAMESPACES 1000

@@ -84,7 +84,8 @@ static json_t *char_at(jinja_run_t *r, int line, const json_t *s, json_int_t i) 
 static json_t *get_item(jinja_run_t *r, const jinja_ex_t *e, json_t *obj, json_t *key) {
     jinja_kind_t k = jinja_kind(r, obj);
     json_int_t i;
-    if (k == KIND_UNDEFINED) return jinja_fail(r, e->line, EPX_ERR_ARG, "item of '%.60s', which is undefined", name_of(e->arg[0]));
+    if (k == KIND_UNDEFINED)
+        return jinja_fail(r, e->line, EPX_ERR_ARG, "item of '%.60s', which is undefined", name_of(e->arg[0]));
     if (jinja_kind(r, key) == KIND_STRING) {
         if (k == KIND_DICT || k == KIND_NAMESPACE)
             return member_or_undefined(r, obj, json_string_value(key), json_string_length(key));
@@ -154,10 +155,8 @@ static json_t *join_chars(jinja_run_t *r, int line, const json_t *chars) {
         st = epx_str_append(&s, json_string_value(c), json_string_length(c));
         if (st < 0) break;
     }
-    if (st < 0)
-        r->status = st;
-    else
-        out = jinja_string(r, line, s.data, s.n_bytes);
+    if (st < 0) r->status = st;
+    else out = jinja_string(r, line, s.data, s.n_bytes);
     epx_str_fini(&s);
     return out;
 }
@@ -187,7 +186,9 @@ static json_t *overflow(jinja_run_t *r, int line) {
 
 static json_t *power(jinja_run_t *r, int line, json_int_t a, json_int_t b) {
     json_int_t v = 1;
-    if (b < 0) return a ? jinja_pool(r, json_real(pow((double)a, (double)b))) : jinja_fail(r, line, EPX_ERR_ARG, "0 to a negative power");
+    if (b < 0)
+        return a ? jinja_pool(r, json_real(pow((double)a, (double)b)))
+                 : jinja_fail(r, line, EPX_ERR_ARG, "0 to a negative power");
     if (a == 0 || a == 1) return jinja_pool(r, json_integer(b ? a : 1));
     if (a == -1) return jinja_pool(r, json_integer(b % 2 ? -1 : 1));
     for (; b > 0; b--) {
@@ -212,16 +213,11 @@ static json_t *divide(jinja_run_t *r, int line, int op, json_int_t a, json_int_t
 static json_t *integer_op(jinja_run_t *r, int line, int op, json_int_t a, json_int_t b) {
     json_int_t v = 0;
     int bad = 0;
-    if (op == '+')
-        bad = __builtin_add_overflow(a, b, &v);
-    else if (op == '-')
-        bad = __builtin_sub_overflow(a, b, &v);
-    else if (op == '*')
-        bad = __builtin_mul_overflow(a, b, &v);
-    else if (op == JINJA_OP2('*', '*'))
-        return power(r, line, a, b);
-    else
-        return divide(r, line, op, a, b);
+    if (op == '+') bad = __builtin_add_overflow(a, b, &v);
+    else if (op == '-') bad = __builtin_sub_overflow(a, b, &v);
+    else if (op == '*') bad = __builtin_mul_overflow(a, b, &v);
+    else if (op == JINJA_OP2('*', '*')) return power(r, line, a, b);
+    else return divide(r, line, op, a, b);
     return bad ? overflow(r, line) : jinja_pool(r, json_integer(v));
 }
 
@@ -259,10 +255,8 @@ static json_t *concat(jinja_run_t *r, int line, const json_t *a, const json_t *b
     if (n + m > JINJA_MAX_STRING_BYTES) return jinja_fail(r, line, EPX_ERR_CAPACITY, "a string of more than 16 MiB");
     st = epx_str_append(&s, json_string_value(a), n);
     if (st == EPX_OK) st = epx_str_append(&s, json_string_value(b), m);
-    if (st < 0)
-        r->status = st;
-    else
-        out = jinja_string(r, line, s.data, s.n_bytes);
+    if (st < 0) r->status = st;
+    else out = jinja_string(r, line, s.data, s.n_bytes);
     epx_str_fini(&s);
     return out;
 }
@@ -315,7 +309,8 @@ static json_t *eval_binary(jinja_run_t *r, const jinja_ex_t *e) {
     k = jinja_kind(r, a);
     l = jinja_kind(r, b);
     if (k == KIND_UNDEFINED || l == KIND_UNDEFINED)
-        return jinja_fail(r, e->line, EPX_ERR_ARG, "%s: '%.60s' is undefined", name, name_of(e->arg[k == KIND_UNDEFINED ? 0 : 1]));
+        return jinja_fail(r, e->line, EPX_ERR_ARG, "%s: '%.60s' is undefined", name,
+                          name_of(e->arg[k == KIND_UNDEFINED ? 0 : 1]));
     if (e->op != '/' && jinja_integer(r, a, &i) && jinja_integer(r, b, &j)) return integer_op(r, e->line, e->op, i, j);
     if (jinja_number(r, a, &x) && jinja_number(r, b, &y)) return float_op(r, e->line, e->op, x, y);
     if (e->op == '+' && k == KIND_STRING && l == KIND_STRING) return concat(r, e->line, a, b);
@@ -334,7 +329,8 @@ static json_t *eval_sign(jinja_run_t *r, const jinja_ex_t *e) {
     json_int_t i;
     if (v == NULL) return NULL;
     if (jinja_integer(r, v, &i)) return integer_op(r, e->line, e->kind == EX_NEG ? '-' : '+', 0, i);
-    if (jinja_kind(r, v) == KIND_FLOAT) return jinja_pool(r, json_real(e->kind == EX_NEG ? -json_real_value(v) : json_real_value(v)));
+    if (jinja_kind(r, v) == KIND_FLOAT)
+        return jinja_pool(r, json_real(e->kind == EX_NEG ? -json_real_value(v) : json_real_value(v)));
     return jinja_fail(r, e->line, EPX_ERR_ARG, "a sign before a value of type %s", jinja_type_name(r, v));
 }
 
@@ -419,10 +415,8 @@ static int slot_of(jinja_run_t *r, const jinja_ex_t *e, size_t i, size_t positio
     for (k = 0; k < JINJA_MAX_ARGS && fn->param[k]; k++) {
         if (keyword ? strcmp(keyword, fn->param[k]) == 0 : (size_t)k == position) return k;
     }
-    if (keyword)
-        jinja_fail(r, e->line, EPX_ERR_UNSUPPORTED, "%s: argument %.60s", fn->name, keyword);
-    else
-        jinja_fail(r, e->line, EPX_ERR_UNSUPPORTED, "%s: more than %d arguments", fn->name, k);
+    if (keyword) jinja_fail(r, e->line, EPX_ERR_UNSUPPORTED, "%s: argument %.60s", fn->name, keyword);
+    else jinja_fail(r, e->line, EPX_ERR_UNSUPPORTED, "%s: more than %d arguments", fn->name, k);
     return -1;
 }
 
@@ -499,7 +493,8 @@ json_t *jinja_call_values(jinja_run_t *r, const jinja_ex_t *at, const jinja_fn_t
             return jinja_fail(r, at->line, EPX_ERR_ARG, "%s: more than %zu arguments", fn->name, i);
         slot[i] = value[i];
     }
-    if (i < (size_t)fn->n_required) return jinja_fail(r, at->line, EPX_ERR_ARG, "%s: argument %s is missing", fn->name, fn->param[i]);
+    if (i < (size_t)fn->n_required)
+        return jinja_fail(r, at->line, EPX_ERR_ARG, "%s: argument %s is missing", fn->name, fn->param[i]);
     return fn->call(r, at, self, slot);
 }
 
@@ -548,17 +543,18 @@ static json_t *eval_attr(jinja_run_t *r, const jinja_ex_t *e) {
     json_t *obj = jinja_eval(r, e->arg[0]);
     if (obj == NULL) return NULL;
     if (jinja_kind(r, obj) == KIND_UNDEFINED)
-        return jinja_fail(r, e->line, EPX_ERR_ARG, "attribute '%.60s' of '%.60s', which is undefined", e->name, name_of(e->arg[0]));
+        return jinja_fail(r, e->line, EPX_ERR_ARG, "attribute '%.60s' of '%.60s', which is undefined", e->name,
+                          name_of(e->arg[0]));
     return jinja_get_attr(r, e, obj, e->name);
 }
 
 json_t *jinja_eval(jinja_run_t *r, const jinja_ex_t *e) {
     static json_t *(*const eval[])(jinja_run_t *, const jinja_ex_t *) = {
-        [EX_NAME] = eval_name,    [EX_LOOP_ATTR] = eval_loop, [EX_ATTR] = eval_attr,     [EX_ITEM] = eval_item,
-        [EX_SLICE] = eval_slice,  [EX_CALL] = eval_call,      [EX_METHOD] = eval_method, [EX_FILTER] = eval_piped,
-        [EX_TEST] = eval_piped,   [EX_LIST] = eval_list,      [EX_DICT] = eval_dict,     [EX_NEG] = eval_sign,
-        [EX_POS] = eval_sign,     [EX_NOT] = eval_logic,      [EX_AND] = eval_logic,     [EX_OR] = eval_logic,
-        [EX_COND] = eval_cond,    [EX_BINARY] = eval_binary,  [EX_COMPARE] = eval_compare};
+        [EX_NAME] = eval_name,   [EX_LOOP_ATTR] = eval_loop, [EX_ATTR] = eval_attr,      [EX_ITEM] = eval_item,
+        [EX_SLICE] = eval_slice, [EX_CALL] = eval_call,      [EX_METHOD] = eval_method,  [EX_FILTER] = eval_piped,
+        [EX_TEST] = eval_piped,  [EX_LIST] = eval_list,      [EX_DICT] = eval_dict,      [EX_NEG] = eval_sign,
+        [EX_POS] = eval_sign,    [EX_NOT] = eval_logic,      [EX_AND] = eval_logic,      [EX_OR] = eval_logic,
+        [EX_COND] = eval_cond,   [EX_BINARY] = eval_binary,  [EX_COMPARE] = eval_compare};
     if (!jinja_spend(r, e->line, 1)) return NULL;
     return e->kind == EX_LITERAL ? e->literal : eval[e->kind](r, e);
 }

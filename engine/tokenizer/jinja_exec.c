@@ -16,10 +16,8 @@ epx_status_t jinja_assign(jinja_run_t *r, const char *name, json_t *value) {
         f->cap = cap;
     }
     json_incref(value);
-    if (i < f->n)
-        json_decref(f->var[i].value);
-    else
-        f->n++;
+    if (i < f->n) json_decref(f->var[i].value);
+    else f->n++;
     f->var[i] = (jinja_var_t){name, value};
     return EPX_OK;
 }

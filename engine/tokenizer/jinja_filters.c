@@ -177,10 +177,12 @@ static json_t *parse_int(jinja_run_t *r, const json_t *s, json_t *fallback) {
     char *end;
     double d;
     long long v;
-    if (json_string_length(s) == 0 || json_string_length(s) > 40 || strspn(text, "0123456789+-. \t\n\reE") != json_string_length(s))
+    if (json_string_length(s) == 0 || json_string_length(s) > 40 ||
+        strspn(text, "0123456789+-. \t\n\reE") != json_string_length(s))
         return fallback;
     v = strtoll(text, &end, 10);
-    if (end != text && end[strspn(end, " \t\n\r")] == 0 && v != INT64_MAX && v != INT64_MIN) return jinja_pool(r, json_integer(v));
+    if (end != text && end[strspn(end, " \t\n\r")] == 0 && v != INT64_MAX && v != INT64_MIN)
+        return jinja_pool(r, json_integer(v));
     d = strtod(text, &end);
     if (end == text || end[strspn(end, " \t\n\r")] != 0 || !(fabs(d) < 9e18)) return fallback;
     return jinja_pool(r, json_integer((json_int_t)d));
@@ -238,10 +240,8 @@ static json_t *dotted(jinja_run_t *r, const jinja_ex_t *at, json_t *v, const jso
             return jinja_fail(r, at->line, EPX_ERR_ARG, "attribute '%s' of an undefined value", name);
         if (n && strspn(name, "0123456789") == n && json_is_array(v))
             v = n < 9 && (size_t)atoi(name) < json_array_size(v) ? json_array_get(v, (size_t)atoi(name)) : r->undefined;
-        else if (json_is_object(v))
-            v = json_object_get(v, name) ? json_object_get(v, name) : r->undefined;
-        else
-            v = jinja_get_attr(r, at, v, name);
+        else if (json_is_object(v)) v = json_object_get(v, name) ? json_object_get(v, name) : r->undefined;
+        else v = jinja_get_attr(r, at, v, name);
         if (*dot == 0) break;
     }
     return v;
@@ -269,7 +269,8 @@ static json_t *f_map(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json_t 
     if (items == NULL || out == NULL) return NULL;
     if (slot[3] == NULL) {
         fn = json_is_string(slot[0]) ? jinja_find_filter(json_string_value(slot[0])) : NULL;
-        if (fn == NULL) return jinja_fail(r, at->line, EPX_ERR_UNSUPPORTED, "map without attribute= or the name of a known filter");
+        if (fn == NULL)
+            return jinja_fail(r, at->line, EPX_ERR_UNSUPPORTED, "map without attribute= or the name of a known filter");
     } else if (!json_is_string(slot[3])) {
         return wrong_type(r, at, "map: attribute", slot[3]);
     }
@@ -316,33 +317,32 @@ static json_t *f_rejectattr(jinja_run_t *r, const jinja_ex_t *at, json_t *self, 
 }
 
 const jinja_fn_t *jinja_find_filter(const char *name) {
-    static const jinja_fn_t table[] = {
-        {"tojson", f_tojson, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
-        {"length", f_length, 0, {NULL}},
-        {"count", f_length, 0, {NULL}},
-        {"trim", f_trim, 0, {"chars"}},
-        {"default", f_default, 0, {"default_value", "boolean"}},
-        {"d", f_default, 0, {"default_value", "boolean"}},
-        {"join", f_join, 0, {"d", "attribute"}},
-        {"items", f_items, 0, {NULL}},
-        {"upper", f_upper, 0, {NULL}},
-        {"lower", f_lower, 0, {NULL}},
-        {"capitalize", f_capitalize, 0, {NULL}},
-        {"replace", f_replace, 2, {"old", "new", "count"}},
-        {"string", f_string, 0, {NULL}},
-        {"safe", f_safe, 0, {NULL}},
-        {"first", f_first, 0, {NULL}},
-        {"last", f_last, 0, {NULL}},
-        {"list", f_list, 0, {NULL}},
-        {"reverse", f_reverse, 0, {NULL}},
-        {"int", f_int, 0, {"default"}},
-        {"float", f_float, 0, {"default"}},
-        {"abs", f_abs, 0, {NULL}},
-        {"map", f_map, 0, {"filter", "argument", "argument_2", "attribute", "default"}},
-        {"select", f_select, 0, {"test", "argument"}},
-        {"reject", f_reject, 0, {"test", "argument"}},
-        {"selectattr", f_selectattr, 1, {"attribute", "test", "argument"}},
-        {"rejectattr", f_rejectattr, 1, {"attribute", "test", "argument"}}};
+    static const jinja_fn_t table[] = {{"tojson", f_tojson, 0, {"ensure_ascii", "indent", "separators", "sort_keys"}},
+                                       {"length", f_length, 0, {NULL}},
+                                       {"count", f_length, 0, {NULL}},
+                                       {"trim", f_trim, 0, {"chars"}},
+                                       {"default", f_default, 0, {"default_value", "boolean"}},
+                                       {"d", f_default, 0, {"default_value", "boolean"}},
+                                       {"join", f_join, 0, {"d", "attribute"}},
+                                       {"items", f_items, 0, {NULL}},
+                                       {"upper", f_upper, 0, {NULL}},
+                                       {"lower", f_lower, 0, {NULL}},
+                                       {"capitalize", f_capitalize, 0, {NULL}},
+                                       {"replace", f_replace, 2, {"old", "new", "count"}},
+                                       {"string", f_string, 0, {NULL}},
+                                       {"safe", f_safe, 0, {NULL}},
+                                       {"first", f_first, 0, {NULL}},
+                                       {"last", f_last, 0, {NULL}},
+                                       {"list", f_list, 0, {NULL}},
+                                       {"reverse", f_reverse, 0, {NULL}},
+                                       {"int", f_int, 0, {"default"}},
+                                       {"float", f_float, 0, {"default"}},
+                                       {"abs", f_abs, 0, {NULL}},
+                                       {"map", f_map, 0, {"filter", "argument", "argument_2", "attribute", "default"}},
+                                       {"select", f_select, 0, {"test", "argument"}},
+                                       {"reject", f_reject, 0, {"test", "argument"}},
+                                       {"selectattr", f_selectattr, 1, {"attribute", "test", "argument"}},
+                                       {"rejectattr", f_rejectattr, 1, {"attribute", "test", "argument"}}};
     size_t i;
     for (i = 0; i < sizeof table / sizeof *table; i++) {
         if (strcmp(table[i].name, name) == 0) return &table[i];
@@ -352,13 +352,13 @@ const jinja_fn_t *jinja_find_filter(const char *name) {
 
 /* ---- tests ---- */
 
-#define KIND_TEST(id, expr)                                                                              \
-    static json_t *t_##id(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json_t **slot) {           \
-        jinja_kind_t k = jinja_kind(r, self);                                                            \
-        (void)at;                                                                                        \
-        (void)slot;                                                                                      \
-        (void)k;                                                                                         \
-        return jinja_bool(expr);                                                                         \
+#define KIND_TEST(id, expr)                                                                    \
+    static json_t *t_##id(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json_t **slot) { \
+        jinja_kind_t k = jinja_kind(r, self);                                                  \
+        (void)at;                                                                              \
+        (void)slot;                                                                            \
+        (void)k;                                                                               \
+        return jinja_bool(expr);                                                               \
     }
 
 KIND_TEST(defined, k != KIND_UNDEFINED)
@@ -384,9 +384,9 @@ static json_t *t_sameas(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json
     return jinja_bool(self == slot[0]);
 }
 
-#define COMPARE_TEST(id, op)                                                                    \
-    static json_t *t_##id(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json_t **slot) {  \
-        return jinja_compare(r, at->line, op, self, slot[0]);                                   \
+#define COMPARE_TEST(id, op)                                                                   \
+    static json_t *t_##id(jinja_run_t *r, const jinja_ex_t *at, json_t *self, json_t **slot) { \
+        return jinja_compare(r, at->line, op, self, slot[0]);                                  \
     }
 
 COMPARE_TEST(eq, JINJA_OP2('=', '='))
@@ -419,19 +419,40 @@ static json_t *t_divisibleby(jinja_run_t *r, const jinja_ex_t *at, json_t *self,
 }
 
 const jinja_fn_t *jinja_find_test(const char *name) {
-    static const jinja_fn_t table[] = {
-        {"defined", t_defined, 0, {NULL}},        {"undefined", t_undefined, 0, {NULL}}, {"none", t_none, 0, {NULL}},
-        {"string", t_string, 0, {NULL}},          {"number", t_number, 0, {NULL}},       {"integer", t_integer, 0, {NULL}},
-        {"float", t_float, 0, {NULL}},            {"boolean", t_boolean, 0, {NULL}},     {"true", t_true, 0, {NULL}},
-        {"false", t_false, 0, {NULL}},            {"mapping", t_mapping, 0, {NULL}},     {"sequence", t_sequence, 0, {NULL}},
-        {"iterable", t_iterable, 0, {NULL}},      {"callable", t_callable, 0, {NULL}},   {"sameas", t_sameas, 1, {"other"}},
-        {"equalto", t_eq, 1, {"other"}},          {"eq", t_eq, 1, {"other"}},            {"==", t_eq, 1, {"other"}},
-        {"ne", t_ne, 1, {"other"}},               {"!=", t_ne, 1, {"other"}},            {"lt", t_lt, 1, {"other"}},
-        {"lessthan", t_lt, 1, {"other"}},         {"<", t_lt, 1, {"other"}},             {"gt", t_gt, 1, {"other"}},
-        {"greaterthan", t_gt, 1, {"other"}},      {">", t_gt, 1, {"other"}},             {"le", t_le, 1, {"other"}},
-        {"<=", t_le, 1, {"other"}},               {"ge", t_ge, 1, {"other"}},            {">=", t_ge, 1, {"other"}},
-        {"in", t_in, 1, {"seq"}},                 {"even", t_even, 0, {NULL}},           {"odd", t_odd, 0, {NULL}},
-        {"divisibleby", t_divisibleby, 1, {"num"}}};
+    static const jinja_fn_t table[] = {{"defined", t_defined, 0, {NULL}},
+                                       {"undefined", t_undefined, 0, {NULL}},
+                                       {"none", t_none, 0, {NULL}},
+                                       {"string", t_string, 0, {NULL}},
+                                       {"number", t_number, 0, {NULL}},
+                                       {"integer", t_integer, 0, {NULL}},
+                                       {"float", t_float, 0, {NULL}},
+                                       {"boolean", t_boolean, 0, {NULL}},
+                                       {"true", t_true, 0, {NULL}},
+                                       {"false", t_false, 0, {NULL}},
+                                       {"mapping", t_mapping, 0, {NULL}},
+                                       {"sequence", t_sequence, 0, {NULL}},
+                                       {"iterable", t_iterable, 0, {NULL}},
+                                       {"callable", t_callable, 0, {NULL}},
+                                       {"sameas", t_sameas, 1, {"other"}},
+                                       {"equalto", t_eq, 1, {"other"}},
+                                       {"eq", t_eq, 1, {"other"}},
+                                       {"==", t_eq, 1, {"other"}},
+                                       {"ne", t_ne, 1, {"other"}},
+                                       {"!=", t_ne, 1, {"other"}},
+                                       {"lt", t_lt, 1, {"other"}},
+                                       {"lessthan", t_lt, 1, {"other"}},
+                                       {"<", t_lt, 1, {"other"}},
+                                       {"gt", t_gt, 1, {"other"}},
+                                       {"greaterthan", t_gt, 1, {"other"}},
+                                       {">", t_gt, 1, {"other"}},
+                                       {"le", t_le, 1, {"other"}},
+                                       {"<=", t_le, 1, {"other"}},
+                                       {"ge", t_ge, 1, {"other"}},
+                                       {">=", t_ge, 1, {"other"}},
+                                       {"in", t_in, 1, {"seq"}},
+                                       {"even", t_even, 0, {NULL}},
+                                       {"odd", t_odd, 0, {NULL}},
+                                       {"divisibleby", t_divisibleby, 1, {"num"}}};
     size_t i;
     for (i = 0; i < sizeof table / sizeof *table; i++) {
         if (strcmp(table[i].name, name) == 0) return &table[i];

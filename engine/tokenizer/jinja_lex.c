@@ -138,10 +138,8 @@ static size_t find_tag(const lexer_t *l) {
 static void after_tag(lexer_t *l, size_t end, char sign, int trims) {
     size_t from = l->at;
     advance(l, end);
-    if (sign == '-')
-        skip_space(l);
-    else if (sign != '+' && trims && l->at < l->n && l->p[l->at] == '\n')
-        advance(l, l->at + 1);
+    if (sign == '-') skip_space(l);
+    else if (sign != '+' && trims && l->at < l->n && l->p[l->at] == '\n') advance(l, l->at + 1);
     l->line_starting = l->at > from && l->p[l->at - 1] == '\n';
 }
 
@@ -205,8 +203,7 @@ static epx_status_t lex_number(lexer_t *l) {
         return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: number \"%s\" begins with 0", l->line, text);
     while (digits[0] == '0' && is_digit(digits[1])) digits++;
     j = json_loads(digits, JSON_DECODE_ANY, &e);
-    if (j == NULL)
-        return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: number \"%s\": out of range", l->line, text);
+    if (j == NULL) return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: number \"%s\": out of range", l->line, text);
     if ((j = jinja_keep_literal(l->arena, j)) == NULL) return EPX_ERR_NOMEM;
     EPX_TRY(push(l, (jinja_token_t){.kind = TOK_NUMBER, .literal = j}));
     l->at = end;
@@ -292,9 +289,11 @@ static epx_status_t lex_operator(lexer_t *l, brackets_t *b) {
         return push(l, (jinja_token_t){.kind = TOK_OP, .op = JINJA_OP2(two[i][0], two[i][1])});
     }
     if (c == 0 || strchr("+-*/%~=<>.,:|()[]{}", c) == NULL)
-        return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: unexpected character 0x%02X in a tag", l->line, (unsigned char)c);
+        return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: unexpected character 0x%02X in a tag", l->line,
+                        (unsigned char)c);
     if (strchr(opening, c)) {
-        if (b->n == sizeof b->open) return epx_fail(EPX_ERR_UNSUPPORTED, "chat template, line %d: brackets nested too deep", l->line);
+        if (b->n == sizeof b->open)
+            return epx_fail(EPX_ERR_UNSUPPORTED, "chat template, line %d: brackets nested too deep", l->line);
         b->open[b->n++] = c;
     } else if ((k = strchr(closing, c)) != NULL) {
         if (b->n == 0 || b->open[--b->n] != opening[k - closing])
@@ -333,14 +332,10 @@ static epx_status_t lex_tag(lexer_t *l) {
             return epx_fail(EPX_ERR_FORMAT, "chat template, line %d: %s without its end", first_line, block ? "{%" : "{{");
         if (b.n == 0 && at_tag_end(l, block, &sign, &end)) break;
         c = l->p[l->at];
-        if (is_name_start(c))
-            EPX_TRY(lex_name(l));
-        else if (is_digit(c))
-            EPX_TRY(lex_number(l));
-        else if (c == '\'' || c == '"')
-            EPX_TRY(lex_string(l));
-        else
-            EPX_TRY(lex_operator(l, &b));
+        if (is_name_start(c)) EPX_TRY(lex_name(l));
+        else if (is_digit(c)) EPX_TRY(lex_number(l));
+        else if (c == '\'' || c == '"') EPX_TRY(lex_string(l));
+        else EPX_TRY(lex_operator(l, &b));
     }
     EPX_TRY(push(l, (jinja_token_t){.kind = block ? TOK_BLOCK_END : TOK_VARIABLE_END}));
     after_tag(l, end, sign, block);
@@ -354,10 +349,8 @@ epx_status_t jinja_lex(jinja_arena_t *a, const char *source, size_t n_bytes, jin
         if (end > l.at) EPX_TRY(push(&l, (jinja_token_t){.kind = TOK_DATA, .text = source + l.at, .n_bytes = end - l.at}));
         advance(&l, tag);
         if (l.at >= l.n) break;
-        if (source[tag + 1] == '#')
-            EPX_TRY(lex_comment(&l));
-        else
-            EPX_TRY(lex_tag(&l));
+        if (source[tag + 1] == '#') EPX_TRY(lex_comment(&l));
+        else EPX_TRY(lex_tag(&l));
     }
     return push(&l, (jinja_token_t){.kind = TOK_EOF});
 }

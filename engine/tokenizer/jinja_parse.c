@@ -45,8 +45,8 @@ static int take_word(parser_t *p, const char *word) {
 }
 
 static const char *describe(const jinja_token_t *t) {
-    static const char *const name[] = {"the end of the template", "text", "{{", "}}", "{%", "%}", "a name", "a string", "a number",
-                                       "an operator"};
+    static const char *const name[] = {
+        "the end of the template", "text", "{{", "}}", "{%", "%}", "a name", "a string", "a number", "an operator"};
     return name[t->kind];
 }
 
@@ -58,8 +58,7 @@ static void *unexpected(parser_t *p, const char *wanted) {
                  p->tok->text);
     else if (p->tok->kind == TOK_OP)
         snprintf(text, sizeof text, "%s expected, not '%c'", wanted, p->tok->op > 255 ? p->tok->op >> 8 : p->tok->op);
-    else
-        snprintf(text, sizeof text, "%s expected, not %s", wanted, describe(p->tok));
+    else snprintf(text, sizeof text, "%s expected, not %s", wanted, describe(p->tok));
     return fail_text(p, EPX_ERR_FORMAT, text);
 }
 
@@ -217,7 +216,8 @@ static jinja_ex_t *parse_call(parser_t *p, jinja_ex_t *callee) {
         return fail_text(p, EPX_ERR_UNSUPPORTED, "a call of something other than a named function or method");
     }
     if (fn == NULL)
-        return fail_at(p, EPX_ERR_UNSUPPORTED, callee->kind == EX_NAME ? "function" : "method", callee->name, strlen(callee->name));
+        return fail_at(p, EPX_ERR_UNSUPPORTED, callee->kind == EX_NAME ? "function" : "method", callee->name,
+                       strlen(callee->name));
     if (callee->kind == EX_ATTR && !push_arg(p, &a, callee->arg[0], NULL)) return NULL;
     if (!parse_args(p, &a)) return NULL;
     e = from_args(p, callee->kind == EX_NAME ? EX_CALL : EX_METHOD, &a);
@@ -269,14 +269,10 @@ static jinja_ex_t *parse_subscript(parser_t *p, jinja_ex_t *obj) {
 
 static jinja_ex_t *parse_postfix(parser_t *p, jinja_ex_t *e) {
     while (e) {
-        if (take_op(p, '.'))
-            e = parse_attr(p, e);
-        else if (take_op(p, '['))
-            e = parse_subscript(p, e);
-        else if (take_op(p, '('))
-            e = parse_call(p, e);
-        else
-            break;
+        if (take_op(p, '.')) e = parse_attr(p, e);
+        else if (take_op(p, '[')) e = parse_subscript(p, e);
+        else if (take_op(p, '(')) e = parse_call(p, e);
+        else break;
     }
     return e;
 }
@@ -324,14 +320,10 @@ static jinja_ex_t *parse_test(parser_t *p, jinja_ex_t *input) {
 
 static jinja_ex_t *parse_filters(parser_t *p, jinja_ex_t *e) {
     while (e) {
-        if (take_op(p, '|'))
-            e = parse_filter(p, e);
-        else if (take_word(p, "is"))
-            e = parse_test(p, e);
-        else if (take_op(p, '('))
-            e = parse_call(p, e);
-        else
-            break;
+        if (take_op(p, '|')) e = parse_filter(p, e);
+        else if (take_word(p, "is")) e = parse_test(p, e);
+        else if (take_op(p, '(')) e = parse_call(p, e);
+        else break;
     }
     return e;
 }
@@ -426,12 +418,9 @@ static jinja_ex_t *parse_primary(parser_t *p) {
 static jinja_ex_t *parse_unary(parser_t *p, int with_filter) {
     jinja_ex_t *e;
     if (!enter(p)) return NULL;
-    if (take_op(p, '-'))
-        e = node1(p, EX_NEG, parse_unary(p, 0));
-    else if (take_op(p, '+'))
-        e = node1(p, EX_POS, parse_unary(p, 0));
-    else
-        e = parse_primary(p);
+    if (take_op(p, '-')) e = node1(p, EX_NEG, parse_unary(p, 0));
+    else if (take_op(p, '+')) e = node1(p, EX_POS, parse_unary(p, 0));
+    else e = parse_primary(p);
     e = parse_postfix(p, e);
     if (with_filter) e = parse_filters(p, e);
     p->nesting--;
@@ -684,8 +673,8 @@ static jinja_st_t *parse_jump(parser_t *p, jinja_st_kind_t kind) {
 }
 
 static jinja_st_t *parse_statement(parser_t *p) {
-    static const char *const known[] = {"macro", "call",   "filter", "block", "extends", "include", "import",
-                                        "from",  "raw",    "with",   "do",    "autoescape", "trans", "debug"};
+    static const char *const known[] = {"macro", "call", "filter", "block", "extends",    "include", "import",
+                                        "from",  "raw",  "with",   "do",    "autoescape", "trans",   "debug"};
     size_t i;
     if (p->tok->kind != TOK_NAME) return unexpected(p, "a statement");
     if (take_word(p, "if")) return parse_if(p);

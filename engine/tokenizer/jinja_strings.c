@@ -290,13 +290,18 @@ static const jinja_fn_t *find(const jinja_fn_t *table, size_t n, const char *nam
 }
 
 const jinja_fn_t *jinja_find_str_method(const char *name) {
-    static const jinja_fn_t table[] = {
-        {"startswith", m_startswith, 1, {"prefix"}}, {"endswith", m_endswith, 1, {"suffix"}},
-        {"strip", m_strip, 0, {"chars"}},            {"lstrip", m_lstrip, 0, {"chars"}},
-        {"rstrip", m_rstrip, 0, {"chars"}},          {"split", m_split, 0, {"sep", "maxsplit"}},
-        {"replace", m_replace, 2, {"old", "new", "count"}}, {"find", m_find, 1, {"sub"}},
-        {"join", m_join, 1, {"iterable"}},           {"upper", m_upper, 0, {NULL}},
-        {"lower", m_lower, 0, {NULL}},               {"capitalize", m_capitalize, 0, {NULL}}};
+    static const jinja_fn_t table[] = {{"startswith", m_startswith, 1, {"prefix"}},
+                                       {"endswith", m_endswith, 1, {"suffix"}},
+                                       {"strip", m_strip, 0, {"chars"}},
+                                       {"lstrip", m_lstrip, 0, {"chars"}},
+                                       {"rstrip", m_rstrip, 0, {"chars"}},
+                                       {"split", m_split, 0, {"sep", "maxsplit"}},
+                                       {"replace", m_replace, 2, {"old", "new", "count"}},
+                                       {"find", m_find, 1, {"sub"}},
+                                       {"join", m_join, 1, {"iterable"}},
+                                       {"upper", m_upper, 0, {NULL}},
+                                       {"lower", m_lower, 0, {NULL}},
+                                       {"capitalize", m_capitalize, 0, {NULL}}};
     return find(table, sizeof table / sizeof *table, name);
 }
 
@@ -309,7 +314,7 @@ const jinja_fn_t *jinja_find_dict_method(const char *name) {
 }
 
 int jinja_is_dict_attribute(const char *name) {
-    static const char *const known[] = {"items", "keys",    "values", "get",    "pop",       "copy",
+    static const char *const known[] = {"items", "keys",    "values", "get",        "pop",     "copy",
                                         "clear", "popitem", "update", "setdefault", "fromkeys"};
     size_t i;
     for (i = 0; i < sizeof known / sizeof *known; i++) {

@@ -74,7 +74,8 @@ jinja_kind_t jinja_kind(const jinja_run_t *r, const json_t *v) {
 }
 
 const char *jinja_type_name(const jinja_run_t *r, const json_t *v) {
-    static const char *const name[] = {"Undefined", "function", "NoneType", "bool", "int", "float", "str", "list", "dict", "Namespace"};
+    static const char *const name[] = {"Undefined", "function", "NoneType", "bool", "int",
+                                       "float",     "str",      "list",     "dict", "Namespace"};
     return name[jinja_kind(r, v)];
 }
 

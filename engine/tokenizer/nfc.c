@@ -52,10 +52,8 @@ static void order_marks(int32_t *cp, size_t n, int32_t *tmp) {
         }
         begin = i;
         while (i < n && combining_class(cp[i]) != 0) i++;
-        if (i - begin > 16)
-            sort_marks(cp + begin, i - begin, tmp);
-        else
-            sort_few_marks(cp + begin, i - begin);
+        if (i - begin > 16) sort_marks(cp + begin, i - begin, tmp);
+        else sort_few_marks(cp + begin, i - begin);
     }
 }
 
@@ -68,10 +66,8 @@ static epx_status_t decompose(const char *text, size_t n_bytes, int32_t *cp, siz
         int32_t c = epx_utf8_decode(text + pos, &len);
         utf8proc_ssize_t k = 1;
         pos += len;
-        if (c < 0xC0)
-            cp[n] = c;
-        else
-            k = utf8proc_decompose_char(c, cp + n, MAX_DECOMPOSITION, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, NULL);
+        if (c < 0xC0) cp[n] = c;
+        else k = utf8proc_decompose_char(c, cp + n, MAX_DECOMPOSITION, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, NULL);
         if (k < 0 || k > MAX_DECOMPOSITION) return epx_fail(EPX_ERR_INTERNAL, "NFC: U+%04X decomposes to %zd", (unsigned)c, k);
         n += (size_t)k;
     }
@@ -107,10 +103,8 @@ epx_status_t epx_nfc(const char *text, size_t n_bytes, epx_str_t *out) {
     EPX_TRY_GOTO(s, decompose(text, n_bytes, cp, &n), err_buffers);
     order_marks(cp, n, tmp);
     n_composed = utf8proc_normalize_utf32(cp, (utf8proc_ssize_t)n, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
-    if (n_composed < 0)
-        s = epx_fail(EPX_ERR_INTERNAL, "NFC: utf8proc says %s", utf8proc_errmsg(n_composed));
-    else
-        s = encode(cp, (size_t)n_composed, out);
+    if (n_composed < 0) s = epx_fail(EPX_ERR_INTERNAL, "NFC: utf8proc says %s", utf8proc_errmsg(n_composed));
+    else s = encode(cp, (size_t)n_composed, out);
 err_buffers:
     free(cp);
     free(tmp);

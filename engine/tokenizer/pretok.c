@@ -37,8 +37,8 @@ static epx_status_t new_step(epx_pretok_t *p, epx_pretok_step_t **out_step) {
     return EPX_OK;
 }
 
-static epx_status_t add_pattern(epx_pretok_t *p, const char *field, const char *pattern, size_t n_bytes,
-                                uint32_t options, epx_split_behavior_t behavior, int invert) {
+static epx_status_t add_pattern(epx_pretok_t *p, const char *field, const char *pattern, size_t n_bytes, uint32_t options,
+                                epx_split_behavior_t behavior, int invert) {
     epx_pretok_step_t *step = NULL;
     char text[128];
     int code;
@@ -48,8 +48,8 @@ static epx_status_t add_pattern(epx_pretok_t *p, const char *field, const char *
     cc = pcre2_compile_context_create(NULL);
     if (cc == NULL) return epx_fail(EPX_ERR_NOMEM, "%s: no memory for the pattern", field);
     pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
-    step->re = pcre2_compile((PCRE2_SPTR)pattern, n_bytes, options | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &off,
-                             cc);
+    step->re =
+        pcre2_compile((PCRE2_SPTR)pattern, n_bytes, options | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &off, cc);
     pcre2_compile_context_free(cc);
     if (step->re == NULL) {
         p->n_steps--;
@@ -177,10 +177,8 @@ static void merge_forward(pieces_t *l, int only_alike) {
         int joins = only_alike ? p.drop == prev : p.drop && !prev;
         prev = p.drop;
         p.drop = 0;
-        if (joins && n)
-            l->v[n - 1].end = p.end;
-        else
-            l->v[n++] = p;
+        if (joins && n) l->v[n - 1].end = p.end;
+        else l->v[n++] = p;
     }
     l->n = n;
 }
@@ -193,10 +191,8 @@ static void merge_backward(pieces_t *l) {
         int joins = p.drop && !prev;
         prev = p.drop;
         p.drop = 0;
-        if (joins && to < l->n)
-            l->v[to].begin = p.begin;
-        else
-            l->v[--to] = p;
+        if (joins && to < l->n) l->v[to].begin = p.begin;
+        else l->v[--to] = p;
     }
     if (l->n > to) memmove(l->v, l->v + to, (l->n - to) * sizeof *l->v);
     l->n -= to;

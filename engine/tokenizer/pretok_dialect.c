@@ -76,19 +76,14 @@ static void check_group(scan_t *s) {
 /* {n,m}+ is possessive in PCRE2 and a repeated repeat in Ruby; {,n} is a literal in PCRE2 10.42. */
 static void check_braces(scan_t *s) {
     const char *end = memchr(s->p + s->at, '}', s->n - s->at);
-    if (starts(s, "{,"))
-        s->why = "{,n}";
-    else if (end && end + 1 < s->p + s->n && end[1] == '+')
-        s->why = "{n,m}+";
-    else
-        s->at++;
+    if (starts(s, "{,")) s->why = "{,n}";
+    else if (end && end + 1 < s->p + s->n && end[1] == '+') s->why = "{n,m}+";
+    else s->at++;
 }
 
 static void check_in_class(scan_t *s) {
-    if (starts(s, "&&"))
-        s->why = "&& in a class";
-    else if (s->p[s->at] == '[')
-        s->why = "[ in a class";
+    if (starts(s, "&&")) s->why = "&& in a class";
+    else if (s->p[s->at] == '[') s->why = "[ in a class";
     else {
         if (s->p[s->at] == ']') s->in_class = 0;
         s->at++;
@@ -113,12 +108,9 @@ static void check_outside(scan_t *s) {
 const char *epx_pretok_dialect_check(const char *pattern, size_t n_bytes, size_t *out_off) {
     scan_t s = {.p = pattern, .n = n_bytes};
     while (s.at < n_bytes && s.why == NULL) {
-        if (pattern[s.at] == '\\')
-            check_escape(&s);
-        else if (s.in_class)
-            check_in_class(&s);
-        else
-            check_outside(&s);
+        if (pattern[s.at] == '\\') check_escape(&s);
+        else if (s.in_class) check_in_class(&s);
+        else check_outside(&s);
     }
     *out_off = s.at;
     return s.why;

@@ -29,10 +29,8 @@ static epx_status_t encode_text(encoder_t *e, const char *text, size_t n_bytes) 
         n_bytes = e->normalized.n_bytes;
     }
     while (epx_added_next(&e->tok->added_normalized, text, n_bytes, &cur, &span)) {
-        if (span.id >= 0)
-            EPX_TRY(epx_ids_push(&e->ids, span.id));
-        else
-            EPX_TRY(epx_pretok_run(&e->tok->pretok, e->pretok, text + span.begin, span.end - span.begin, encode_piece, e));
+        if (span.id >= 0) EPX_TRY(epx_ids_push(&e->ids, span.id));
+        else EPX_TRY(epx_pretok_run(&e->tok->pretok, e->pretok, text + span.begin, span.end - span.begin, encode_piece, e));
     }
     return EPX_OK;
 }
@@ -41,10 +39,8 @@ static epx_status_t encode_all(encoder_t *e, const char *text, size_t n_bytes) {
     epx_added_cursor_t cur = {0};
     epx_span_t span;
     while (epx_added_next(&e->tok->added_plain, text, n_bytes, &cur, &span)) {
-        if (span.id >= 0)
-            EPX_TRY(epx_ids_push(&e->ids, span.id));
-        else
-            EPX_TRY(encode_text(e, text + span.begin, span.end - span.begin));
+        if (span.id >= 0) EPX_TRY(epx_ids_push(&e->ids, span.id));
+        else EPX_TRY(encode_text(e, text + span.begin, span.end - span.begin));
     }
     return EPX_OK;
 }
@@ -58,10 +54,8 @@ epx_status_t epx_tokenizer_encode(const epx_tokenizer_t *tok, const char *text, 
     if (!epx_utf8_valid(text, n_bytes, &bad)) return epx_fail(EPX_ERR_ARG, "text: invalid UTF-8 at byte %zu", bad);
     e.bpe = epx_bpe_scratch_create();
     e.pretok = epx_pretok_scratch_create();
-    if (e.bpe == NULL || e.pretok == NULL)
-        s = epx_fail(EPX_ERR_NOMEM, "tokenizer scratch");
-    else
-        s = encode_all(&e, text, n_bytes);
+    if (e.bpe == NULL || e.pretok == NULL) s = epx_fail(EPX_ERR_NOMEM, "tokenizer scratch");
+    else s = encode_all(&e, text, n_bytes);
     if (s == EPX_OK) {
         *out_ids = e.ids.v;
         *out_n = e.ids.n;

@@ -21,8 +21,7 @@ void epx_tokenizer_destroy(epx_tokenizer_t *tok);
 /* text is UTF-8 of n_bytes and may hold NULs; invalid UTF-8 is EPX_ERR_ARG with the byte offset. Added tokens in the text are
  * recognised.
  * *out_ids is owned by the caller (free), NULL when *out_n is 0. Adds no special tokens. */
-epx_status_t epx_tokenizer_encode(const epx_tokenizer_t *tok, const char *text, size_t n_bytes, int32_t **out_ids,
-                                  size_t *out_n);
+epx_status_t epx_tokenizer_encode(const epx_tokenizer_t *tok, const char *text, size_t n_bytes, int32_t **out_ids, size_t *out_n);
 /* Append the bytes of the ids to out (special tokens skipped if asked). Unknown ids: EPX_ERR_ARG.
  * Raw bytes: may end inside a UTF-8 character; epx_utf8_* below help with that. */
 epx_status_t epx_tokenizer_decode(const epx_tokenizer_t *tok, const int32_t *ids, size_t n, int skip_special, epx_str_t *out);

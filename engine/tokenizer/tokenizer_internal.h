@@ -54,10 +54,10 @@ typedef struct {
 typedef struct {
     epx_merge_t *slot; /* rank UINT32_MAX when empty */
     uint64_t mask;
-    int32_t byte_id[256];      /* -1: no token for this byte */
-    char byte_char[256][2];    /* the byte-level alphabet, */
-    uint8_t char_bytes[256];   /* and its lengths */
-    int ignore_merges;    /* a piece that is a token as a whole is that token */
+    int32_t byte_id[256];    /* -1: no token for this byte */
+    char byte_char[256][2];  /* the byte-level alphabet, */
+    uint8_t char_bytes[256]; /* and its lengths */
+    int ignore_merges;       /* a piece that is a token as a whole is that token */
 } epx_bpe_t;
 
 typedef struct {

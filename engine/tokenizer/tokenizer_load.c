@@ -172,7 +172,9 @@ static epx_status_t load_merge(epx_tokenizer_t *t, const json_t *j, uint32_t ran
     id = epx_vocab_find(&t->vocab, joined->data, joined->n_bytes);
     if (left < 0 || right < 0 || id < 0)
         return epx_fail(EPX_ERR_FORMAT, "\"%.60s\" is not in model.vocab",
-                        id < 0 && left >= 0 && right >= 0 ? joined->data : left < 0 ? m.left : m.right);
+                        id < 0 && left >= 0 && right >= 0 ? joined->data
+                        : left < 0                        ? m.left
+                                                          : m.right);
     epx_bpe_add(&t->bpe, (uint32_t)left, (uint32_t)right, rank, (uint32_t)id);
     return EPX_OK;
 }
@@ -380,16 +382,12 @@ epx_status_t epx_tokenizer_create_from_memory(const char *name, const char *json
         goto err_load;
     }
     root = json_loadb(json, n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-    if (root == NULL)
-        s = epx_fail(EPX_ERR_FORMAT, "%s: line %d, column %d: %s", name, e.line, e.column, e.text);
-    else if ((s = load(t, root)) < 0)
-        s = epx_fail_context(s, "%s", name);
+    if (root == NULL) s = epx_fail(EPX_ERR_FORMAT, "%s: line %d, column %d: %s", name, e.line, e.column, e.text);
+    else if ((s = load(t, root)) < 0) s = epx_fail_context(s, "%s", name);
 err_load:
     json_decref(root);
-    if (s < 0)
-        epx_tokenizer_destroy(t);
-    else
-        *out_tok = t;
+    if (s < 0) epx_tokenizer_destroy(t);
+    else *out_tok = t;
     return s;
 }
 

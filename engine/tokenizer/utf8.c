@@ -61,9 +61,7 @@ int32_t epx_utf8_decode(const char *p, size_t *out_len) {
     return ((u[0] & 0x07) << 18) | ((u[1] & 0x3F) << 12) | ((u[2] & 0x3F) << 6) | (u[3] & 0x3F);
 }
 
-size_t epx_utf8_encode(int32_t c, char *out) {
-    return (size_t)utf8proc_encode_char(c, (utf8proc_uint8_t *)out);
-}
+size_t epx_utf8_encode(int32_t c, char *out) { return (size_t)utf8proc_encode_char(c, (utf8proc_uint8_t *)out); }
 
 size_t epx_utf8_back(const char *p, size_t end) {
     do {

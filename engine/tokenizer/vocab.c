@@ -7,9 +7,7 @@
 #include <string.h>
 
 /* GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the other 68 are U+0100 and up in order. */
-static int is_own_char(unsigned byte) {
-    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
-}
+static int is_own_char(unsigned byte) { return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE; }
 
 size_t epx_byte_char(unsigned char byte, char out[2]) {
     int32_t c = byte;
