@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "core/core.h"
 #include "spi/rows.h"
@@ -312,9 +314,21 @@ static void leave(epx_plan_t *p) {
         if (epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1) < 0) return;
 }
 
+/* After an abort: peers of the same process may still read the private block. Bounded; the abort has ended their waits. */
+static void leave_private(epx_plan_t *p) {
+    struct timespec pause = {0, 1000000};
+    uint64_t start = epx_now_ns();
+    for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
+    for (int r = 0; r < p->n_ranks; r++)
+        while (epx_load_acquire_u64(epx_slab_word(p->slab, p->rank, epx_leave_off(&p->layout, r))) == 0 &&
+               epx_now_ns() - start < p->cfg.timeout_ns)
+            nanosleep(&pause, NULL);
+}
+
 void epx_plan_destroy(epx_plan_t *p) {
     if (p == NULL) return;
     if (epx_plan_poll(p) == EPX_OK) leave(p);
+    else if (p->a2a->peers_read_private) leave_private(p);
     p->net->transport->slab_free(p->net, p->slab);
     free(p);
 }

@@ -68,6 +68,7 @@ struct epx_a2a {
     const char *name, *detail;
     int score;
     uint32_t regions; /* EPX_REGION_* it needs in the slab */
+    int peers_read_private; /* peers (threads) read the private block: destroy waits for them also after an abort */
     /* Can it run here? EPX_OK, or EPX_ERR_UNSUPPORTED with the reason. net NULL: only the config is known. */
     epx_status_t (*can)(const epx_net_t *net, const epx_plan_config_t *cfg);
     /* Bytes of backend_block for a valid, normalised config; 0 with overflow reported as EPX_ERR_CAPACITY. */

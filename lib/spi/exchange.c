@@ -27,7 +27,7 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
     size_t n = (size_t)io->n_tokens, h = (size_t)p->cfg.hidden;
     if (n == 0) return;
     if (p->cfg.wire_dtype == p->cfg.token_dtype) {
-        if (io->x != rows) memcpy(rows, io->x, n * l->x_row_bytes);
+        if (io->x != rows) memmove(rows, io->x, n * l->x_row_bytes); /* x may lie elsewhere in the input region */
         if (l->n_scales) memcpy(scales, io->x_scale, n * l->n_scales * sizeof(float));
         return;
     }

@@ -6,7 +6,8 @@
  * | drop_wait_dispatch   | dispatch_recv does not wait for the flags of its peers                                     |
  * | drop_wait_combine    | combine_recv does not wait for the flags of its peers                                      |
  * | flag_before_data     | dispatch_send and combine_send set the flags, pause, and write the data afterwards         |
- * | early_reuse          | combine_recv waits only for ranks that got rows, so routing is overwritten while it is read |
+ * | early_reuse          | combine_recv waits only for ranks that got rows, so a later dispatch overwrites routing that |
+ * |                      | a slower (odd) rank still reads; shows when a rank sends a peer nothing, then something      |
  * | wrong_slot           | combine rows go to the slot of the next token                                              |
  * | no_flag_at_zero_rows | dispatch_send does not flag a peer that gets no rows                                       |
  * | stale_routing        | every third exchange keeps the ids of the exchange before                                  |

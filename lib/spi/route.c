@@ -125,6 +125,11 @@ void epx_route_lists(epx_plan_t *p, epx_channel_t *ch) {
     ch->lists.scale_stride = p->layout.n_scales;
 }
 
+/* The start of a row that is copied next; the hardware follows from there. */
+static void prefetch_row(const char *row, size_t bytes) {
+    for (size_t i = 0; i < bytes && i < 512; i += 64) EPX_PREFETCH_R(row + i);
+}
+
 static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
     epx_routes_t *r = &ch->routes;
     size_t row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
@@ -132,6 +137,8 @@ static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             epx_list_entry_t en = r->entries[i];
             size_t row = epx_route_row(p, ch, e, i);
+            if (i + 1 < r->expert_off[e + 1])
+                prefetch_row((const char *)r->row_base[r->entries[i + 1].src] + r->entries[i + 1].token * row_bytes, row_bytes);
             memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[en.src] + en.token * row_bytes, row_bytes);
             if (n_scales)
                 memcpy(io->out_scale + row * n_scales, r->scale_base[en.src] + en.token * n_scales, n_scales * sizeof(float));

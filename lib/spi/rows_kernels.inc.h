@@ -39,6 +39,16 @@ static inline uint16_t bf16_round(float f) {
     return (uint16_t)((u & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FFFu : r);
 }
 
+/* Branch-free f32 -> f16: as epx_f32_to_f16(). The addend aligns the unit to 2^-24 for subnormal results. */
+static inline uint16_t f16_round(float f) {
+    uint32_t u = epx_f32_bits(f), sign = (u >> 16) & 0x8000u, m = u & 0x7FFFFFFFu;
+    uint32_t normal = ((m + 0xFFFu + ((m >> 13) & 1u)) >> 13) - (112u << 10);
+    uint32_t sub = epx_f32_bits(epx_bits_f32(m) + 0.5f) - 0x3F000000u;
+    uint32_t code = m < 0x38800000u ? sub : normal;
+    code = m >= 0x47800000u ? 0x7C00u : code;
+    return (uint16_t)(m > 0x7F800000u ? 0x7FFFu : (code | sign));
+}
+
 static void widen(float *dst, epx_dtype_t dtype, const void *src, size_t n) {
     if (dtype == EPX_F32) {
         memcpy(dst, src, n * 4);
@@ -58,7 +68,7 @@ static void narrow(void *dst, epx_dtype_t dtype, const float *src, size_t n) {
     } else if (dtype == EPX_BF16) {
         for (size_t i = 0; i < n; i++) d[i] = bf16_round(src[i]);
     } else {
-        for (size_t i = 0; i < n; i++) d[i] = epx_f32_to_f16(src[i]);
+        for (size_t i = 0; i < n; i++) d[i] = f16_round(src[i]);
     }
 }
 

@@ -64,9 +64,11 @@ static epx_status_t look_around(const epx_wait_t *w, int peer) {
     if (abort_word != 0) return epx_abort_error(w->net, abort_word);
     int dead = w->net->transport->dead_rank(w->net);
     if (dead >= 0) return peer_gone(w, dead);
-    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left))
+    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left)) {
+        epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, peer));
         return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) has left the group: %s epoch %llu cannot finish", peer,
                         (long long)w->net->peers[peer].pid, w->phase, (unsigned long long)w->epoch);
+    }
     return EPX_OK;
 }
 

@@ -78,6 +78,12 @@ static void scalar_matches_the_definition(void **state) {
     fill(src, sizeof src, 3);
     k->narrow(low, EPX_BF16, src, N);
     for (size_t i = 0; i < N; i++) assert_int_equal(low[i], epx_f32_to_bf16(src[i]));
+    for (uint32_t round = 0; round < 100; round++) { /* exponents around the subnormal border and the overflow */
+        for (size_t i = 0; i < N; i++)
+            src[i] = ldexpf(epx_philox_unit(seed + 9 + round, i) - 0.5f, (int)(epx_philox_u32(seed + 5, round * N + i) % 46) - 28);
+        k->narrow(low, EPX_F16, src, N);
+        for (size_t i = 0; i < N; i++) assert_int_equal(low[i], epx_f32_to_f16(src[i]));
+    }
 }
 
 /* Quantise with a block whose amax is 448, so scale is 1 and codes are the rounding itself. */

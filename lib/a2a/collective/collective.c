@@ -73,5 +73,5 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 extern const epx_a2a_t epx_a2a_collective;
 const epx_a2a_t epx_a2a_collective = {
     "collective", "all-gather of tokens; rows back per k, or reduce-scatter of partial sums: the baseline", 50,
-    EPX_REGION_D | EPX_REGION_C, can, private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
+    EPX_REGION_D | EPX_REGION_C, 0, can, private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
 };

@@ -63,6 +63,6 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 
 extern const epx_a2a_t epx_a2a_onesided;
 const epx_a2a_t epx_a2a_onesided = {
-    "onesided", "rows staged once and read in place, routing tables pushed, one flag a peer and phase", 100, EPX_REGION_C, can,
+    "onesided", "rows staged once and read in place, routing tables pushed, one flag a peer and phase", 100, EPX_REGION_C, 0, can,
     private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
 };

@@ -90,7 +90,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     size_t n = (size_t)io->n_tokens, k = (size_t)p->cfg.top_k;
     char *x = peer_at(p, io->channel, p->rank, p->layout.x_off);
     publish_routing(p, io);
-    if (n && io->x != x) memcpy(x, io->x, n * p->layout.x_row_bytes);
+    if (n && io->x != x) memmove(x, io->x, n * p->layout.x_row_bytes);
     if (n && io->x_scale != NULL)
         memcpy(peer_at(p, io->channel, p->rank, p->layout.stage_scale_off), io->x_scale, n * p->layout.n_scales * sizeof(float));
     for (int r = 0; r < p->n_ranks; r++) {
@@ -292,6 +292,6 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 
 extern const epx_a2a_t epx_a2a_ref;
 const epx_a2a_t epx_a2a_ref = {
-    "ref", "slow sequential oracle; all ranks in one process", 10, 0, can, private_bytes, dispatch_send, dispatch_recv, combine_send,
+    "ref", "slow sequential oracle; all ranks in one process", 10, 0, 1, can, private_bytes, dispatch_send, dispatch_recv, combine_send,
     combine_recv,
 };
