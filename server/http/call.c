@@ -61,8 +61,11 @@ epx_call_t *epx_call_create(epx_http_t *h, struct MHD_Connection *conn, epx_api_
     pthread_mutex_unlock(&h->lock);
     snprintf(c->id, sizeof c->id, "%s-%08llx%08llx", c->req.is_chat ? "chatcmpl" : "cmpl",
              (unsigned long long)(h->started_s & 0xffffffff), (unsigned long long)number);
-    c->head = (epx_api_head_t){.is_chat = c->req.is_chat, .include_usage = c->req.stream && c->req.include_usage, .id = c->id,
-                               .model = h->model_name, .created = (int64_t)time(NULL)};
+    c->head = (epx_api_head_t){.is_chat = c->req.is_chat,
+                               .include_usage = c->req.stream && c->req.include_usage,
+                               .id = c->id,
+                               .model = h->model_name,
+                               .created = (int64_t)time(NULL)};
     return c;
 }
 
@@ -107,7 +110,8 @@ void epx_call_cancel(epx_call_t *c) {
 
 /* ---- suspend and wake ---- */
 
-/* Is there something that the connection's thread would act on? An answer without stop strings is wanted only when it is whole. */
+/* Is there something that the connection's thread would act on? An answer without stop strings is wanted only when it is whole.
+ */
 static int has_news(const epx_call_t *c) {
     int n_ended = 0, n_open = 0, n_news = 0;
     for (int i = 0; i < c->n_choices; i++) {

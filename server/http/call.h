@@ -24,25 +24,25 @@ typedef struct epx_choice {
     int idx;
     int32_t n_prompt, n_completion;
     epx_text_stream_t stream;
-    epx_str_t text;                   /* without stream: the whole; else what the next chunk carries */
+    epx_str_t text; /* without stream: the whole; else what the next chunk carries */
     int done, role_sent;
     const char *finish_reason;
 } epx_choice_t;
 
 struct epx_call {
     epx_http_t *http;
-    epx_call_t *prev, *next;      /* [lock] list of all calls with a connection */
-    int refs;                     /* [lock] */
-    struct MHD_Connection *conn;  /* [lock] NULL once the connection is gone */
-    int fd;                       /* [lock] */
-    int suspended, gone, tick;    /* [lock] tick: a keep-alive comment is due */
-    uint64_t quiet_since_ns;      /* [lock] since when nothing was sent */
+    epx_call_t *prev, *next;     /* [lock] list of all calls with a connection */
+    int refs;                    /* [lock] */
+    struct MHD_Connection *conn; /* [lock] NULL once the connection is gone */
+    int fd;                      /* [lock] */
+    int suspended, gone, tick;   /* [lock] tick: a keep-alive comment is due */
+    uint64_t quiet_since_ns;     /* [lock] since when nothing was sent */
     epx_api_request_t req;
-    epx_choice_t *choices;        /* owned, [n_choices] */
+    epx_choice_t *choices; /* owned, [n_choices] */
     int n_choices;
     char id[48];
     epx_api_head_t head;
-    epx_str_t out;                /* stream bytes to send, from out_off */
+    epx_str_t out; /* stream bytes to send, from out_off */
     size_t out_off;
     int client_left, wrote, has_error, streaming, ended;
     epx_api_error_t error;

@@ -13,9 +13,9 @@ typedef struct {
     const epx_http_route_t *route; /* NULL: none */
     epx_str_t body;
     size_t n_drained;
-    int refused;                   /* err will be the answer, the body is dropped */
+    int refused; /* err will be the answer, the body is dropped */
     epx_api_error_t err;
-    epx_call_t *call;              /* one reference */
+    epx_call_t *call; /* one reference */
 } exchange_t;
 
 static void set_receiving(struct MHD_Connection *conn, epx_http_t *h, int receiving) {
@@ -77,7 +77,8 @@ static void check_head(struct MHD_Connection *conn, const char *url, const char 
         epx_api_fail(&x->err, 415, "unsupported_media_type", NULL, "Content-Type: must be application/json, got %.100s",
                      type ? type : "none");
     } else if (x->route->has_body && coding && strcasecmp(coding, "identity") != 0) {
-        epx_api_fail(&x->err, 415, "unsupported_media_type", NULL, "Content-Encoding: must be absent or identity, got %.100s", coding);
+        epx_api_fail(&x->err, 415, "unsupported_media_type", NULL, "Content-Encoding: must be absent or identity, got %.100s",
+                     coding);
     } else {
         x->refused = 0;
     }
@@ -134,8 +135,8 @@ static enum MHD_Result dispatch(epx_http_t *h, struct MHD_Connection *conn, cons
     return ok;
 }
 
-enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, const char *url, const char *method, const char *version,
-                                   const char *data, size_t *n_bytes, void **exchange) {
+enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, const char *url, const char *method,
+                                   const char *version, const char *data, size_t *n_bytes, void **exchange) {
     exchange_t *x = *exchange;
     (void)version;
     if (!x) return begin(conn, url, method, exchange);
@@ -181,7 +182,8 @@ static void remove_connection(epx_http_t *h, epx_http_conn_t *c) {
     free(c);
 }
 
-void epx_http_on_connection(void *http, struct MHD_Connection *conn, void **socket_ctx, enum MHD_ConnectionNotificationCode what) {
+void epx_http_on_connection(void *http, struct MHD_Connection *conn, void **socket_ctx,
+                            enum MHD_ConnectionNotificationCode what) {
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
         add_connection(http, conn, socket_ctx);
     } else if (*socket_ctx) {

@@ -6,7 +6,9 @@
 
 static epx_status_t start_call(epx_http_t *h, struct MHD_Connection *conn, int is_chat, const epx_str_t *body, epx_call_t **out,
                                epx_api_error_t *err) {
-    epx_api_limits_t lim = {.model_name = h->model_name, .default_sampling = h->cfg.default_sampling, .n_vocab = h->cfg.n_vocab,
+    epx_api_limits_t lim = {.model_name = h->model_name,
+                            .default_sampling = h->cfg.default_sampling,
+                            .n_vocab = h->cfg.n_vocab,
                             .max_context = h->max_tokens};
     epx_api_request_t req;
     if (epx_http_unavailable(h, err)) return EPX_ERR_STATE;
@@ -28,7 +30,8 @@ static epx_status_t start_call(epx_http_t *h, struct MHD_Connection *conn, int i
     return EPX_OK;
 }
 
-static enum MHD_Result post(epx_http_t *h, struct MHD_Connection *conn, int is_chat, const epx_str_t *body, epx_call_t **out_call) {
+static enum MHD_Result post(epx_http_t *h, struct MHD_Connection *conn, int is_chat, const epx_str_t *body,
+                            epx_call_t **out_call) {
     epx_api_error_t err;
     if (start_call(h, conn, is_chat, body, out_call, &err) < 0) return epx_http_respond_error(conn, &err);
     return epx_http_continue_call(*out_call);
@@ -53,8 +56,8 @@ static enum MHD_Result answer(epx_call_t *c) {
     if (!texts) return MHD_NO;
     for (int i = 0; i < c->n_choices; i++) {
         epx_choice_t *ch = &c->choices[i];
-        texts[i] = (epx_api_choice_text_t){.idx = i, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes,
-                                           .finish_reason = ch->finish_reason};
+        texts[i] = (epx_api_choice_text_t){
+            .idx = i, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes, .finish_reason = ch->finish_reason};
     }
     epx_call_usage(c, &usage);
     epx_status_t s = epx_api_write_answer(&c->head, texts, c->n_choices, &usage, &body);

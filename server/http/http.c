@@ -18,7 +18,8 @@
 
 static epx_status_t check_config(const epx_http_config_t *cfg) {
     if (cfg->size < sizeof *cfg) return epx_fail(EPX_ERR_ARG, "size: %u, must be at least %zu", cfg->size, sizeof *cfg);
-    if (!cfg->tokenizer || !cfg->model_name || !cfg->host) return epx_fail(EPX_ERR_ARG, "tokenizer, model_name and host are required");
+    if (!cfg->tokenizer || !cfg->model_name || !cfg->host)
+        return epx_fail(EPX_ERR_ARG, "tokenizer, model_name and host are required");
     if (cfg->port < 0 || cfg->port > 65535) return epx_fail(EPX_ERR_ARG, "port: %d, must be 0..65535", cfg->port);
     if (cfg->max_context < 2 || cfg->n_vocab < 1)
         return epx_fail(EPX_ERR_ARG, "max_context: %d, must be >= 2; n_vocab: %d, must be >= 1", cfg->max_context, cfg->n_vocab);
@@ -127,10 +128,10 @@ static unsigned connection_limit(const epx_http_t *h) {
 static epx_status_t start_daemon(epx_http_t *h, int fd) {
     unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     h->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, epx_http_on_access, h, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED, epx_http_on_completed, h,
-        MHD_OPTION_NOTIFY_CONNECTION, epx_http_on_connection, h, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->cfg.client_timeout_s,
-        MHD_OPTION_CONNECTION_LIMIT, connection_limit(h), MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)EPX_HTTP_CONNECTION_BYTES,
-        MHD_OPTION_THREAD_POOL_SIZE, (unsigned)EPX_HTTP_N_THREADS, MHD_OPTION_END);
+        flags, 0, NULL, NULL, epx_http_on_access, h, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED,
+        epx_http_on_completed, h, MHD_OPTION_NOTIFY_CONNECTION, epx_http_on_connection, h, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)h->cfg.client_timeout_s, MHD_OPTION_CONNECTION_LIMIT, connection_limit(h), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)EPX_HTTP_CONNECTION_BYTES, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)EPX_HTTP_N_THREADS, MHD_OPTION_END);
     return h->daemon ? EPX_OK : epx_fail_errno(EPX_ERR_OS, errno, "cannot start the HTTP server on host %s", h->cfg.host);
 }
 

@@ -20,34 +20,34 @@ struct epx_choice;
 typedef struct epx_http_conn {
     struct epx_http_conn *prev, *next; /* [lock] */
     int fd;
-    int receiving;            /* [lock] the client owes us a request */
-    uint64_t since_ns;        /* [lock] for how long */
+    int receiving;     /* [lock] the client owes us a request */
+    uint64_t since_ns; /* [lock] for how long */
 } epx_http_conn_t;
 
 /* An event of a request whose id is not known yet: submit has not returned. */
 typedef struct epx_http_early {
     struct epx_http_early *next;
-    epx_event_t ev;           /* ev.error points to error */
+    epx_event_t ev; /* ev.error points to error */
     char error[256];
 } epx_http_early_t;
 
 struct epx_http {
     epx_http_config_t cfg;
-    char *model_name;         /* owned */
-    int64_t started_s;        /* Unix time */
-    int max_tokens;           /* prompt + answer: context and KV capacity */
-    size_t longest_token;     /* bytes, >= 1 */
-    epx_cluster_t *cluster;   /* borrowed from epx_http_start on */
+    char *model_name;       /* owned */
+    int64_t started_s;      /* Unix time */
+    int max_tokens;         /* prompt + answer: context and KV capacity */
+    size_t longest_token;   /* bytes, >= 1 */
+    epx_cluster_t *cluster; /* borrowed from epx_http_start on */
     struct MHD_Daemon *daemon;
     pthread_t watcher;
     pthread_mutex_t lock;
-    pthread_cond_t changed;   /* monotonic clock; waiters: the watcher, epx_http_stop */
+    pthread_cond_t changed; /* monotonic clock; waiters: the watcher, epx_http_stop */
     /* all below: [lock] */
     struct epx_choice *table[EPX_HTTP_N_BUCKETS]; /* choices the cluster owes an end, by id */
-    epx_http_early_t *early;  /* oldest first */
-    int n_submitting;         /* while 0 an unknown id is nobody's */
-    int n_live;               /* choices admitted and not ended */
-    size_t body_bytes;        /* of all bodies being received */
+    epx_http_early_t *early;                      /* oldest first */
+    int n_submitting;                             /* while 0 an unknown id is nobody's */
+    int n_live;                                   /* choices admitted and not ended */
+    size_t body_bytes;                            /* of all bodies being received */
     epx_call_t *calls;
     epx_http_conn_t *conns;
     uint64_t next_call;
@@ -57,8 +57,8 @@ struct epx_http {
 };
 
 /* ---- exchange.c: one HTTP exchange, MHD's access handler and notifications ---- */
-enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, const char *url, const char *method, const char *version,
-                                   const char *data, size_t *n_bytes, void **exchange);
+enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, const char *url, const char *method,
+                                   const char *version, const char *data, size_t *n_bytes, void **exchange);
 void epx_http_on_completed(void *http, struct MHD_Connection *conn, void **exchange, enum MHD_RequestTerminationCode why);
 void epx_http_on_connection(void *http, struct MHD_Connection *conn, void **socket_ctx, enum MHD_ConnectionNotificationCode what);
 

@@ -12,18 +12,18 @@ typedef struct epx_http epx_http_t;
 
 typedef struct {
     uint32_t size;
-    const char *host;              /* numeric address; "127.0.0.1" */
-    int port;                      /* 0: any free port */
-    const char *model_name;        /* id in /v1/models */
+    const char *host;       /* numeric address; "127.0.0.1" */
+    int port;               /* 0: any free port */
+    const char *model_name; /* id in /v1/models */
     const epx_tokenizer_t *tokenizer;
     const epx_chat_template_t *chat_template; /* NULL: chat completions answer 400 saying so */
     epx_sampling_t default_sampling;          /* from generation_config.json; a request's fields override */
     int max_context, n_vocab;
     /* Limits; 0: the default. */
-    int max_connections;   /* 1024, and never more than the descriptors of this process allow */
-    int max_live;          /* choices queued or generating; more are answered 429. 1024 */
-    int client_timeout_s;  /* silence of a client that owes us bytes or reads none. 30; a whole request may take twice that */
-    int keepalive_s;       /* a stream is not silent for longer. 15 */
+    int max_connections;  /* 1024, and never more than the descriptors of this process allow */
+    int max_live;         /* choices queued or generating; more are answered 429. 1024 */
+    int client_timeout_s; /* silence of a client that owes us bytes or reads none. 30; a whole request may take twice that */
+    int keepalive_s;      /* a stream is not silent for longer. 15 */
 } epx_http_config_t;
 
 /* Two steps, because the cluster needs the event callback before it exists and the server needs the cluster. */

@@ -23,7 +23,8 @@ static epx_status_t parse_model(epx_api_parse_t *p, const char *name, const json
 static epx_status_t take_int(epx_api_parse_t *p, const char *name, const json_t *v, int64_t lo, int64_t hi, int64_t *out,
                              const char *legal) {
     if (json_is_null(v)) return EPX_OK;
-    if (!json_is_integer(v) || json_integer_value(v) < lo || json_integer_value(v) > hi) return epx_api_bad_value(p, name, v, legal);
+    if (!json_is_integer(v) || json_integer_value(v) < lo || json_integer_value(v) > hi)
+        return epx_api_bad_value(p, name, v, legal);
     *out = json_integer_value(v);
     return EPX_OK;
 }
@@ -117,8 +118,8 @@ static epx_status_t parse_stream_options(epx_api_parse_t *p, const char *name, c
             EPX_TRY(take_bool(p, "stream_options.include_obfuscation", m, &off));
             if (off) return epx_api_bad_value(p, "stream_options.include_obfuscation", m, "false or null (not offered here)");
         } else {
-            return epx_api_fail(p->err, 400, "unknown_parameter", name, "stream_options.%.40s: unknown; include_usage is accepted",
-                                member);
+            return epx_api_fail(p->err, 400, "unknown_parameter", name,
+                                "stream_options.%.40s: unknown; include_usage is accepted", member);
         }
     }
     return EPX_OK;
@@ -128,7 +129,8 @@ static epx_status_t parse_template_vars(epx_api_parse_t *p, const char *name, co
     if (json_is_null(v)) return EPX_OK;
     if (!json_is_object(v)) return epx_api_bad_value(p, name, v, "an object or null");
     if (json_object_get(v, "messages") || json_object_get(v, "add_generation_prompt"))
-        return epx_api_fail(p->err, 400, "invalid_value", name, "%s: messages and add_generation_prompt are set by the server", name);
+        return epx_api_fail(p->err, 400, "invalid_value", name, "%s: messages and add_generation_prompt are set by the server",
+                            name);
     p->req->template_vars = json_incref((json_t *)v);
     return EPX_OK;
 }
@@ -211,8 +213,8 @@ static epx_status_t check_neutral(epx_api_parse_t *p, const char *name, const js
     for (size_t i = 0; i < json_array_size(values); i++) found |= same_value(json_array_get(values, i), v);
     json_decref(values);
     if (found) return EPX_OK;
-    return epx_api_fail(p->err, 400, "unsupported_parameter", name, "%s: not supported here, only the values %s are accepted, got %s",
-                        name, neutral, epx_api_show(v, shown));
+    return epx_api_fail(p->err, 400, "unsupported_parameter", name,
+                        "%s: not supported here, only the values %s are accepted, got %s", name, neutral, epx_api_show(v, shown));
 }
 
 static epx_status_t unknown_param(epx_api_parse_t *p, const char *name) {

@@ -60,8 +60,9 @@ static epx_status_t load_body(const char *body, size_t n_bytes, json_t **out_roo
     if (!depth_within(body, n_bytes, EPX_API_MAX_DEPTH))
         return epx_api_fail(err, 400, "invalid_json", NULL, "the request body nests deeper than %d levels", EPX_API_MAX_DEPTH);
     json_t *root = json_loadb(body, n_bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &je);
-    if (!root) return epx_api_fail(err, 400, "invalid_json", NULL, "the request body is not valid JSON: line %d, column %d: %s", je.line,
-                                   je.column, je.text);
+    if (!root)
+        return epx_api_fail(err, 400, "invalid_json", NULL, "the request body is not valid JSON: line %d, column %d: %s", je.line,
+                            je.column, je.text);
     if (!json_is_object(root)) {
         json_decref(root);
         return epx_api_fail(err, 400, "invalid_json", NULL, "the request body must be a JSON object");
@@ -95,8 +96,8 @@ static epx_status_t check_together(epx_api_parse_t *p) {
         return epx_api_fail(p->err, 400, "missing_parameter", "prompt",
                             "prompt: required, a string, a list of strings, or token ids");
     if ((int64_t)r->n * (r->is_chat ? 1 : r->n_prompts) > EPX_API_MAX_CHOICES)
-        return epx_api_fail(p->err, 400, "invalid_value", "n", "n: %d times %d prompts is more than %d choices", r->n, r->n_prompts,
-                            EPX_API_MAX_CHOICES);
+        return epx_api_fail(p->err, 400, "invalid_value", "n", "n: %d times %d prompts is more than %d choices", r->n,
+                            r->n_prompts, EPX_API_MAX_CHOICES);
     return EPX_OK;
 }
 

@@ -8,7 +8,7 @@ typedef struct {
     epx_api_request_t *req;
     const epx_api_limits_t *lim;
     epx_api_error_t *err;
-    int64_t max_completion_tokens;  /* 0: not given */
+    int64_t max_completion_tokens; /* 0: not given */
     int has_stream_options, has_best_of;
     int64_t best_of;
 } epx_api_parse_t;

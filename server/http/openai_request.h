@@ -16,7 +16,7 @@ enum {
     EPX_API_MAX_N = 8,
     EPX_API_MAX_CHOICES = 64, /* prompts * n of one request */
     EPX_API_MAX_STOP_IDS = 64,
-    EPX_API_MAX_DEPTH = 64,   /* of the JSON body */
+    EPX_API_MAX_DEPTH = 64, /* of the JSON body */
 };
 
 /* An HTTP error in OpenAI's terms. type, code: static strings. */
@@ -32,9 +32,9 @@ epx_status_t epx_api_fail(epx_api_error_t *err, int status, const char *code, co
     EPX_PRINTF(5, 6);
 
 typedef struct {
-    char *text;     /* owned; NULL when ids were given */
+    char *text; /* owned; NULL when ids were given */
     size_t n_bytes;
-    int32_t *ids;   /* owned; NULL when text was given */
+    int32_t *ids; /* owned; NULL when text was given */
     size_t n_ids;
 } epx_api_prompt_t;
 
@@ -46,7 +46,7 @@ typedef struct {
     epx_api_prompt_t *prompts; /* completions: [n_prompts] */
     int n_prompts;
     int n;
-    int32_t max_tokens;        /* 0: not given */
+    int32_t max_tokens; /* 0: not given */
     epx_sampling_t sampling;
     int has_seed, stream, include_usage, ignore_eos;
     char *stop[EPX_API_MAX_STOPS];

@@ -47,7 +47,8 @@ static json_t *usage_json(const epx_api_usage_t *u) {
 }
 
 /* content under `key` ("message", "delta") for chat, as text for completions. content NULL: left out (chat). */
-static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t *c, const char *key, int with_role, int with_text) {
+static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t *c, const char *key, int with_role,
+                           int with_text) {
     json_t *o = json_object(), *text = with_text ? utf8_string(c->text, c->n_bytes) : NULL;
     json_object_set_new(o, "index", json_integer(c->idx));
     if (h->is_chat) {
@@ -72,7 +73,9 @@ epx_status_t epx_api_write_answer(const epx_api_head_t *h, const epx_api_choice_
     return dump(root, "", "", out);
 }
 
-static json_t *chunk_head(const epx_api_head_t *h) { return head_json(h, h->is_chat ? "chat.completion.chunk" : "text_completion"); }
+static json_t *chunk_head(const epx_api_head_t *h) {
+    return head_json(h, h->is_chat ? "chat.completion.chunk" : "text_completion");
+}
 
 epx_status_t epx_api_write_chunk(const epx_api_head_t *h, const epx_api_choice_text_t *c, int with_role, epx_str_t *out) {
     json_t *root = chunk_head(h), *list = json_array();

@@ -10,7 +10,7 @@ typedef struct {
     int is_chat;
     int include_usage; /* chunks carry "usage": null until the last */
     const char *id, *model;
-    int64_t created;   /* Unix seconds */
+    int64_t created; /* Unix seconds */
 } epx_api_head_t;
 
 typedef struct {

@@ -95,7 +95,8 @@ static void pump_choice(epx_choice_t *ch) {
     if (s >= 0 && any && c->req.stream && (!bad || ch->text.n_bytes > 0)) s = write_events(ch);
     if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
     else if (bad && !ch->done)
-        fail_call(c, 503, "engine_failure", news.finish == EPX_FINISH_ERROR ? news.error : "the request was cancelled by the engine");
+        fail_call(c, 503, "engine_failure",
+                  news.finish == EPX_FINISH_ERROR ? news.error : "the request was cancelled by the engine");
     free(news.tokens);
 }
 

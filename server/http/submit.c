@@ -12,18 +12,18 @@ static epx_status_t too_long(const epx_call_t *c, epx_api_error_t *err, size_t n
     const char *param = c->req.is_chat ? "messages" : "prompt";
     if (c->req.max_tokens == 0)
         return epx_api_fail(err, 400, "context_length_exceeded", param,
-                            "%s: the input is %zu tokens, which leaves no room for an answer in a context of %d tokens", param, n_prompt,
-                            c->http->max_tokens);
+                            "%s: the input is %zu tokens, which leaves no room for an answer in a context of %d tokens", param,
+                            n_prompt, c->http->max_tokens);
     return epx_api_fail(err, 400, "context_length_exceeded", param,
-                        "%s: %zu input tokens and max_tokens %d are %zu tokens, more than the context of %d tokens", param, n_prompt,
-                        (int)n_new, n_prompt + (size_t)n_new, c->http->max_tokens);
+                        "%s: %zu input tokens and max_tokens %d are %zu tokens, more than the context of %d tokens", param,
+                        n_prompt, (int)n_new, n_prompt + (size_t)n_new, c->http->max_tokens);
 }
 
 static epx_status_t encode(const epx_call_t *c, const char *text, size_t n_bytes, epx_api_prompt_t *out, epx_api_error_t *err) {
     const char *param = c->req.is_chat ? "messages" : "prompt";
     if (surely_too_long(c->http, n_bytes))
-        return epx_api_fail(err, 400, "context_length_exceeded", param, "%s: %zu bytes of text are more than the context of %d tokens",
-                            param, n_bytes, c->http->max_tokens);
+        return epx_api_fail(err, 400, "context_length_exceeded", param,
+                            "%s: %zu bytes of text are more than the context of %d tokens", param, n_bytes, c->http->max_tokens);
     epx_status_t s = epx_tokenizer_encode(c->http->cfg.tokenizer, text, n_bytes, &out->ids, &out->n_ids);
     if (s < 0) return epx_api_fail(err, s == EPX_ERR_ARG ? 400 : 500, "tokenizer", param, "%s: %s", param, epx_error_message());
     return EPX_OK;
@@ -33,7 +33,8 @@ static epx_status_t encode(const epx_call_t *c, const char *text, size_t n_bytes
 static epx_status_t render_chat(epx_call_t *c, epx_api_error_t *err) {
     epx_str_t text = {0};
     epx_status_t s = epx_chat_template_render(c->http->cfg.chat_template, c->req.messages, 1, c->req.template_vars, &text);
-    if (s < 0) s = epx_api_fail(err, 400, "chat_template", "messages", "messages: the chat template failed: %s", epx_error_message());
+    if (s < 0)
+        s = epx_api_fail(err, 400, "chat_template", "messages", "messages: the chat template failed: %s", epx_error_message());
     if (s >= 0) {
         c->req.prompts = calloc(1, sizeof *c->req.prompts);
         c->req.n_prompts = c->req.prompts ? 1 : 0;
@@ -63,11 +64,16 @@ static uint64_t random_seed(void) {
 static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx_api_error_t *err) {
     const epx_api_prompt_t *p = &c->req.prompts[idx / c->req.n];
     int64_t room = (int64_t)c->http->max_tokens - (int64_t)p->n_ids, n_new = c->req.max_tokens;
-    if (p->n_ids == 0) return epx_api_fail(err, 400, "invalid_value", c->req.is_chat ? "messages" : "prompt", "the input has no tokens");
+    if (p->n_ids == 0)
+        return epx_api_fail(err, 400, "invalid_value", c->req.is_chat ? "messages" : "prompt", "the input has no tokens");
     if (n_new == 0) n_new = c->req.is_chat || room < EPX_HTTP_COMPLETION_TOKENS ? room : EPX_HTTP_COMPLETION_TOKENS;
     if (n_new < 1 || n_new > room) return too_long(c, err, p->n_ids, (int32_t)n_new);
-    *out = (epx_request_t){.prompt = p->ids, .n_prompt = (int32_t)p->n_ids, .max_new_tokens = (int32_t)n_new,
-                           .sampling = c->req.sampling, .ignore_eos = c->req.ignore_eos, .stop_ids = c->req.stop_ids,
+    *out = (epx_request_t){.prompt = p->ids,
+                           .n_prompt = (int32_t)p->n_ids,
+                           .max_new_tokens = (int32_t)n_new,
+                           .sampling = c->req.sampling,
+                           .ignore_eos = c->req.ignore_eos,
+                           .stop_ids = c->req.stop_ids,
                            .n_stop_ids = c->req.n_stop_ids};
     out->sampling.seed = c->req.has_seed ? c->req.sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
     c->choices[idx].n_prompt = out->n_prompt;
@@ -77,13 +83,17 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
 static epx_status_t submit_error(epx_api_error_t *err, epx_status_t s) {
     const char *why = epx_error_message();
     switch (s) {
-    case EPX_ERR_ARG: return epx_api_fail(err, 400, "invalid_value", NULL, "%s", why);
-    case EPX_ERR_CAPACITY: return epx_api_fail(err, 429, "queue_full", NULL, "%s", why);
+    case EPX_ERR_ARG:
+        return epx_api_fail(err, 400, "invalid_value", NULL, "%s", why);
+    case EPX_ERR_CAPACITY:
+        return epx_api_fail(err, 429, "queue_full", NULL, "%s", why);
     case EPX_ERR_PEER:
     case EPX_ERR_TIMEOUT:
     case EPX_ERR_ABORTED:
-    case EPX_ERR_STATE: return epx_api_fail(err, 503, "engine_failure", NULL, "%s", why);
-    default: return epx_api_fail(err, 500, "internal_error", NULL, "%s", why);
+    case EPX_ERR_STATE:
+        return epx_api_fail(err, 503, "engine_failure", NULL, "%s", why);
+    default:
+        return epx_api_fail(err, 500, "internal_error", NULL, "%s", why);
     }
 }
 
@@ -93,7 +103,8 @@ static epx_status_t admit(epx_call_t *c, epx_api_error_t *err) {
     int full = h->n_live + c->n_choices > h->cfg.max_live;
     if (!full) h->n_live += c->n_choices;
     pthread_mutex_unlock(&h->lock);
-    if (full) return epx_api_fail(err, 429, "queue_full", NULL, "the queue is full: at most %d requests at a time", h->cfg.max_live);
+    if (full)
+        return epx_api_fail(err, 429, "queue_full", NULL, "the queue is full: at most %d requests at a time", h->cfg.max_live);
     return EPX_OK;
 }
 

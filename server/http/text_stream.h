@@ -12,17 +12,17 @@
 enum { EPX_API_MAX_STOPS = 4, EPX_API_MAX_STOP_BYTES = 1024 };
 
 typedef struct {
-    const char *text;  /* borrowed for the stream's life */
-    uint16_t n_bytes;  /* >= 1 */
-    uint16_t matched;  /* longest suffix of the input that begins this string */
-    uint16_t *border;  /* owned, [n_bytes]: length of the longest proper border of each prefix */
+    const char *text; /* borrowed for the stream's life */
+    uint16_t n_bytes; /* >= 1 */
+    uint16_t matched; /* longest suffix of the input that begins this string */
+    uint16_t *border; /* owned, [n_bytes]: length of the longest proper border of each prefix */
 } epx_text_stop_t;
 
 typedef struct {
     epx_str_t held; /* bytes that came in and are not out yet */
     epx_text_stop_t stops[EPX_API_MAX_STOPS];
     int n_stops;
-    int stopped;    /* a stop string was seen: further bytes are dropped */
+    int stopped; /* a stop string was seen: further bytes are dropped */
 } epx_text_stream_t;
 
 /* s: zeroed. stops [n_stops], each 1..EPX_API_MAX_STOP_BYTES bytes, borrowed until epx_text_stream_fini. */

@@ -9,7 +9,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
-static const epx_api_limits_t limits = {.model_name = "m", .n_vocab = 1000, .max_context = 128,
+static const epx_api_limits_t limits = {.model_name = "m",
+                                        .n_vocab = 1000,
+                                        .max_context = 128,
                                         .default_sampling = {.temperature = 1.0f, .top_p = 1.0f, .top_k = -1}};
 
 static void check_request(const epx_api_request_t *r) {

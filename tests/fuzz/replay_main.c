@@ -1,8 +1,9 @@
-/* Driver for a fuzz harness where libFuzzer is not there: replays the seed files given (or found in the directories given), then a
- * few hundred deterministic mutations of them. Not a fuzzer: no coverage feedback; it keeps harness and seeds working under any
+/* Driver for a fuzz harness where libFuzzer is not there: replays the seed files given (or found in the directories given), then
+ * a few hundred deterministic mutations of them. Not a fuzzer: no coverage feedback; it keeps harness and seeds working under any
  * compiler and sanitizer. EPX_SEED sets the random seed, EPX_FUZZ_RUNS the number of mutations; a failing input is left in
- * fuzz-input.bin of the working directory. */
+ * PROGRAM-input.bin of the working directory. */
 #include <dirent.h>
+#include <errno.h> /* program_invocation_short_name */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 static input_t seeds[MAX_SEEDS];
 static size_t n_seeds;
 static uint64_t rng_state;
+static char input_path[256];
 
 static uint64_t rng(void) { /* xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators" */
     rng_state ^= rng_state >> 12;
@@ -74,7 +76,7 @@ static void add_path(const char *path) {
 }
 
 static void keep_for_report(const uint8_t *data, size_t n) {
-    FILE *f = fopen("fuzz-input.bin", "wb");
+    FILE *f = fopen(input_path, "wb");
     if (!f) return;
     fwrite(data, 1, n, f);
     fclose(f);
@@ -92,14 +94,37 @@ static void run(const uint8_t *data, size_t n) {
 
 /* One edit in place; the buffer has room for twice MAX_SEED_BYTES. */
 static size_t edit(uint8_t *d, size_t n) {
-    static const char *words[] = {"\"", "{", "}", "[", "]", ",", ":", "\\u0000", "\\ud800", "-1", "1e400", "null", "99999999999999999999",
-                                  "{%", "%}", "{{", "}}", "\xff", "\xe2\x82", "\0\0\0\0"};
+    static const char *words[] = {"\"",
+                                  "{",
+                                  "}",
+                                  "[",
+                                  "]",
+                                  ",",
+                                  ":",
+                                  "\\u0000",
+                                  "\\ud800",
+                                  "-1",
+                                  "1e400",
+                                  "null",
+                                  "99999999999999999999",
+                                  "{%",
+                                  "%}",
+                                  "{{",
+                                  "}}",
+                                  "\xff",
+                                  "\xe2\x82",
+                                  "\0\0\0\0"};
     size_t at = below(n + 1), len;
     switch (rng() % 7) {
-    case 0: if (n) d[below(n)] ^= (uint8_t)(1u << below(8)); return n;
-    case 1: if (n) d[below(n)] = (uint8_t)rng(); return n;
-    case 2: return at; /* cut */
-    case 3: /* delete */
+    case 0:
+        if (n) d[below(n)] ^= (uint8_t)(1u << below(8));
+        return n;
+    case 1:
+        if (n) d[below(n)] = (uint8_t)rng();
+        return n;
+    case 2:
+        return at; /* cut */
+    case 3:        /* delete */
         len = below(n - at + 1) % 16;
         memmove(d + at, d + at + len, n - at - len);
         return n - len;
@@ -144,6 +169,7 @@ int main(int argc, char **argv) {
     const char *seed = getenv("EPX_SEED"), *runs = getenv("EPX_FUZZ_RUNS");
     rng_state = seed ? strtoull(seed, NULL, 0) : 20261130;
     if (!rng_state) rng_state = 1;
+    snprintf(input_path, sizeof input_path, "%s-input.bin", program_invocation_short_name);
     printf("EPX_SEED=%llu\n", (unsigned long long)rng_state);
     for (int i = 1; i < argc; i++) add_path(argv[i]);
     run((const uint8_t *)"", 0);
@@ -151,7 +177,7 @@ int main(int argc, char **argv) {
     long n_runs = runs ? strtol(runs, NULL, 0) : DEFAULT_RUNS;
     if (n_seeds) run_mutations(n_runs);
     printf("%zu seeds, %ld mutations\n", n_seeds, n_seeds ? n_runs : 0);
-    remove("fuzz-input.bin");
+    remove(input_path);
     for (size_t i = 0; i < n_seeds; i++) free(seeds[i].data);
     return 0;
 }

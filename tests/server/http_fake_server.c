@@ -11,7 +11,14 @@
 #include "server/http/http_server.h"
 
 enum {
-    PLAY = 0, DIE_AFTER_3 = 1, SUBMIT_FULL = 2, ERROR_AT_ONCE = 3, SILENT = 4, SLOW_SUBMIT = 5, SUBMIT_PEER = 6, END_TOKEN = 7,
+    PLAY = 0,
+    DIE_AFTER_3 = 1,
+    SUBMIT_FULL = 2,
+    ERROR_AT_ONCE = 3,
+    SILENT = 4,
+    SLOW_SUBMIT = 5,
+    SUBMIT_PEER = 6,
+    END_TOKEN = 7,
     MAX_REQUESTS = 4096,
 };
 

@@ -11,7 +11,9 @@
 #include "server/http/openai_request.h"
 #include "server/http/openai_write.h"
 
-static const epx_api_limits_t limits = {.model_name = "tiny", .n_vocab = 4083, .max_context = 4096,
+static const epx_api_limits_t limits = {.model_name = "tiny",
+                                        .n_vocab = 4083,
+                                        .max_context = 4096,
                                         .default_sampling = {.temperature = 0.5f, .top_p = 0.9f, .top_k = 20}};
 
 static epx_status_t parse(int is_chat, const char *body, epx_api_request_t *r, epx_api_error_t *err) {
@@ -187,13 +189,15 @@ static const struct {
     {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", 400, "messages[0].role", "got \"tool\""},
     {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\"}]}", 400, "messages[0].content", "required"},
     {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":null}]}", 400, "messages[0].content", "got null"},
-    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400, "messages[0].content",
-     "image_url"},
-    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400, "messages[0].content", "text"},
+    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", 400,
+     "messages[0].content", "image_url"},
+    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}", 400, "messages[0].content",
+     "text"},
     {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":[\"x\"]}]}", 400, "messages[0].content", "object"},
-    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"color\":1}]}", 400, "messages[0].color", "unknown"},
-    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[{}]}]}", 400, "messages[0].tool_calls",
-     "not supported"},
+    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"color\":1}]}", 400, "messages[0].color",
+     "unknown"},
+    {1, "{\"model\":\"tiny\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[{}]}]}", 400,
+     "messages[0].tool_calls", "not supported"},
 };
 
 static void test_zoo(void **state) {
@@ -219,7 +223,8 @@ static void test_deep_nesting(void **state) {
     memset(body, '{', N);
     assert_true(parse(1, body, &r, &err) < 0);
     free(body);
-    assert_true(parse(0, "{\"model\":\"tiny\",\"prompt\":\"[[[[{{{{ \\\" [[[\"}", &r, &err) >= 0); /* brackets in strings are text */
+    assert_true(parse(0, "{\"model\":\"tiny\",\"prompt\":\"[[[[{{{{ \\\" [[[\"}", &r, &err) >=
+                0); /* brackets in strings are text */
     epx_api_request_fini(&r);
 }
 
@@ -245,9 +250,10 @@ static void test_defaults(void **state) {
 }
 
 static void test_values(void **state) {
-    epx_api_request_t r = accept(0, "\"temperature\":0,\"top_p\":0.25,\"top_k\":-1,\"min_p\":0.5,\"seed\":-3,\"n\":8,\"best_of\":8,"
-                                    "\"max_tokens\":7,\"stop\":[\"a\",\"b\\u0000c\"],\"stop_token_ids\":[0,4082],\"ignore_eos\":true,"
-                                    "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"user\":\"me\"");
+    epx_api_request_t r =
+        accept(0, "\"temperature\":0,\"top_p\":0.25,\"top_k\":-1,\"min_p\":0.5,\"seed\":-3,\"n\":8,\"best_of\":8,"
+                  "\"max_tokens\":7,\"stop\":[\"a\",\"b\\u0000c\"],\"stop_token_ids\":[0,4082],\"ignore_eos\":true,"
+                  "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"user\":\"me\"");
     (void)state;
     assert_true(r.sampling.temperature == 0 && r.sampling.top_p == 0.25f && r.sampling.min_p == 0.5f && r.sampling.top_k == -1);
     assert_true(r.has_seed && r.sampling.seed == (uint64_t)-3);
@@ -265,10 +271,12 @@ static void test_values(void **state) {
 /* Values that ask for nothing are as good as none. */
 static void test_neutral_values(void **state) {
     static const char *const both[] = {
-        "\"temperature\":null,\"top_p\":null,\"top_k\":null,\"min_p\":null,\"seed\":null,\"n\":null,\"max_tokens\":null,\"stop\":null,"
+        "\"temperature\":null,\"top_p\":null,\"top_k\":null,\"min_p\":null,\"seed\":null,\"n\":null,\"max_tokens\":null,\"stop\":"
+        "null,"
         "\"stop_token_ids\":null,\"ignore_eos\":null,\"stream\":null,\"stream_options\":null,\"user\":null",
         "\"frequency_penalty\":0,\"presence_penalty\":0.0,\"repetition_penalty\":1,\"logit_bias\":{},\"min_tokens\":0",
-        "\"frequency_penalty\":null,\"presence_penalty\":null,\"logit_bias\":null,\"logprobs\":null,\"stop\":[],\"stop_token_ids\":[]",
+        "\"frequency_penalty\":null,\"presence_penalty\":null,\"logit_bias\":null,\"logprobs\":null,\"stop\":[],\"stop_token_"
+        "ids\":[]",
         "\"response_format\":{\"type\":\"text\"},\"top_k\":0"};
     (void)state;
     for (size_t i = 0; i < 8; i++) {
@@ -276,8 +284,9 @@ static void test_neutral_values(void **state) {
         assert_true(r.sampling.temperature == 0.5f && !r.has_seed && r.n == 1 && r.n_stop == 0);
         epx_api_request_fini(&r);
     }
-    epx_api_request_t c = accept(1, "\"tools\":[],\"tool_choice\":\"none\",\"logprobs\":false,\"top_logprobs\":null,\"store\":false,"
-                                    "\"modalities\":[\"text\"],\"service_tier\":\"auto\",\"max_completion_tokens\":9");
+    epx_api_request_t c =
+        accept(1, "\"tools\":[],\"tool_choice\":\"none\",\"logprobs\":false,\"top_logprobs\":null,\"store\":false,"
+                  "\"modalities\":[\"text\"],\"service_tier\":\"auto\",\"max_completion_tokens\":9");
     assert_int_equal(c.max_tokens, 9);
     epx_api_request_fini(&c);
     c = accept(0, "\"echo\":false,\"suffix\":\"\",\"best_of\":1");
@@ -308,7 +317,8 @@ static void test_messages(void **state) {
     (void)state;
     assert_true(parse(1,
                       "{\"model\":\"tiny\",\"messages\":[{\"role\":\"developer\",\"content\":\"be brief\"},"
-                      "{\"role\":\"user\",\"name\":\"bo\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]},"
+                      "{\"role\":\"user\",\"name\":\"bo\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\","
+                      "\"text\":\"b\"}]},"
                       "{\"role\":\"assistant\",\"content\":\"c\",\"refusal\":null,\"tool_calls\":null}],"
                       "\"chat_template_kwargs\":{\"enable_thinking\":false}}",
                       &r, &err) >= 0);
@@ -346,17 +356,18 @@ static void test_write_repairs_utf8(void **state) {
     epx_str_t out = {0};
     (void)state;
     assert_int_equal(epx_api_write_answer(&head, &c, 1, &u, &out), EPX_OK);
-    assert_string_equal(out.data, "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"tiny\",\"choices\":[{\"index\":0,"
-                                  "\"text\":\"a\xef\xbf\xbd\\u0000b\",\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":"
-                                  "{\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7}}");
+    assert_string_equal(
+        out.data, "{\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"created\":5,\"model\":\"tiny\",\"choices\":[{\"index\":0,"
+                  "\"text\":\"a\xef\xbf\xbd\\u0000b\",\"logprobs\":null,\"finish_reason\":\"stop\"}],\"usage\":"
+                  "{\"prompt_tokens\":3,\"completion_tokens\":4,\"total_tokens\":7}}");
     epx_str_fini(&out);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_values), cmocka_unit_test(test_zoo), cmocka_unit_test(test_deep_nesting),
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_values), cmocka_unit_test(test_neutral_values),
-        cmocka_unit_test(test_prompt_forms), cmocka_unit_test(test_messages), cmocka_unit_test(test_long_values_in_messages),
+        cmocka_unit_test(test_refused_values),    cmocka_unit_test(test_zoo),      cmocka_unit_test(test_deep_nesting),
+        cmocka_unit_test(test_defaults),          cmocka_unit_test(test_values),   cmocka_unit_test(test_neutral_values),
+        cmocka_unit_test(test_prompt_forms),      cmocka_unit_test(test_messages), cmocka_unit_test(test_long_values_in_messages),
         cmocka_unit_test(test_write_repairs_utf8)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,8 @@ static size_t cut_of(const char *text, size_t n, const char *const *stops, const
     for (size_t end = 1; end <= n; end++) {
         size_t longest = 0;
         for (int i = 0; i < n_stops; i++)
-            if (bytes[i] <= end && bytes[i] > longest && memcmp(text + end - bytes[i], stops[i], bytes[i]) == 0) longest = bytes[i];
+            if (bytes[i] <= end && bytes[i] > longest && memcmp(text + end - bytes[i], stops[i], bytes[i]) == 0)
+                longest = bytes[i];
         if (!longest) continue;
         *out_found = 1;
         return end - longest;
@@ -32,8 +33,8 @@ static size_t cut_of(const char *text, size_t n, const char *const *stops, const
 
 static size_t random_text(char *out, int n_pieces) {
     /* Few letters make many half matches; pieces of characters make invalid UTF-8. */
-    static const char *const pieces[] = {"a", "b", "ab", "aab", "c", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xe2\x82", "\xff",
-                                         "\x80"};
+    static const char *const pieces[] = {"a",        "b",    "ab",  "aab", "c", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80",
+                                         "\xe2\x82", "\xff", "\x80"};
     int kinds = below(2) ? 8 : 11; /* half of the texts are valid */
     size_t n = 0;
     for (int i = 0; i < n_pieces; i++) {
