@@ -32,8 +32,8 @@ static const epx_option_t options[] = {
     {"a2a-combine", NULL, EPX_OPTION_CHOICE, AT(a2a_combine), 0, -1, "exact|prereduced", NULL, ALL, NULL,
      "exact (default): the answers of a token's experts are added in one order whatever the number of ranks, so results are "
      "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
-    {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL, NULL,
-     "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
+    {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL,
+     NULL, "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
     {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, 1024, NULL, NULL, ALL, "N",
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
     {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",

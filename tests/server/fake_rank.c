@@ -5,6 +5,7 @@
  *   "fake:stuck"  a step with work never returns       "fake:uneven" ranks give bootstrap blobs of different size
  *   "fake:lost"   rank 0 reports a lost peer in its first step with work
  * It checks the front's side of rank.h: a step of an idle rank without a wake is an internal error. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -77,7 +78,7 @@ void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) {
     out_info->n_ranks = r->tp;
     out_info->mapped_bytes = 1000 + (uint64_t)r->rank;
     out_info->max_context = MAX_PROMPT;
-    strcpy(out_info->backend, "fake");
+    snprintf(out_info->backend, sizeof out_info->backend, "fake");
 }
 
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static void parse(epx_command_t command, const char *line) {
     int argc = 0;
     epx_str_fini(&problems);
     epx_settings_init(&got);
-    strcpy(copy, line);
+    snprintf(copy, sizeof copy, "%s", line);
     for (char *w = strtok_r(copy, " ", &save); w && argc < MAX_ARGS; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
     assert_int_equal(epx_options_parse(&epx_settings_table, (int)command, 0, argc, argv, &got, &problems), EPX_OK);
 }
