@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -234,8 +235,86 @@ static void backends_give_the_same_bits(void **state) {
                          sizes[(size_t)(n + l) % 4]);
 }
 
+/* ---- failures with threads as ranks ---- */
+
+typedef struct {
+    const char *backend;
+    int phase; /* 0: rank 2 stops before dispatch, 1: before combine; 2: rank 2 aborts from a second thread while all wait */
+    epx_status_t got[3];
+    char message[3][256];
+} stop_t;
+
+static void *abort_later(void *plan) {
+    struct timespec ts = {0, 30000000};
+    nanosleep(&ts, NULL);
+    (void)epx_plan_poll(plan);
+    (void)epx_plan_abort(plan);
+    return NULL;
+}
+
+static epx_status_t one_exchange(epx_plan_t *p, int stop_before_combine) {
+    static const int32_t ids[4] = {0, 1, 2, 0};
+    static const float weights[4] = {1, 2, 3, 4}, x[16] = {1};
+    static float y[3 * 2 * 3 * 16];
+    float out[16];
+    epx_io_t io;
+    epx_io_init(&io);
+    io.x = x, io.ids = ids, io.weights = weights, io.n_tokens = 1;
+    epx_status_t s = epx_dispatch(p, &io);
+    if (s || stop_before_combine) return s;
+    io.x = y, io.out_x = out;
+    return epx_combine(p, &io);
+}
+
+static void stop_body(epx_world_t *w, int rank, void *arg) {
+    stop_t *c = arg;
+    epx_group_t *g = NULL;
+    epx_plan_t *p = NULL;
+    epx_plan_config_t cfg;
+    pthread_t thread;
+    epx_plan_config_init(&cfg);
+    cfg.max_tokens = 2, cfg.hidden = 16, cfg.top_k = 4, cfg.n_experts = 3;
+    cfg.backend = c->backend;
+    cfg.timeout_ns = c->phase == 2 ? 20000000000u : 150000000u;
+    if (epx_group_create(w, NULL, 0, -1, &g) || epx_plan_create(g, &cfg, &p)) return;
+    for (int i = 0; i < 3; i++) c->got[rank] = one_exchange(p, 0);
+    if (rank == 2 && c->phase == 2) {
+        pthread_create(&thread, NULL, abort_later, p);
+        pthread_join(thread, NULL);
+        c->got[rank] = epx_plan_poll(p);
+    } else if (rank == 2) {
+        if (c->phase == 1) (void)one_exchange(p, 1);
+        struct timespec ts = {0, 300000000};
+        nanosleep(&ts, NULL);
+        c->got[rank] = one_exchange(p, 0);
+    } else {
+        c->got[rank] = one_exchange(p, 0);
+    }
+    snprintf(c->message[rank], sizeof c->message[rank], "%.250s", epx_last_error());
+    epx_plan_destroy(p);
+    epx_group_destroy(g);
+}
+
+static void a_rank_that_stops_ends_the_plan(void **state) {
+    (void)state;
+    for (int b = 0; b < N_BACKENDS; b++) {
+        for (int phase = 0; phase < 3; phase++) {
+            stop_t c = {backends[b], phase, {EPX_OK, EPX_OK, EPX_OK}, {""}};
+            assert_int_equal(lib_run(3, stop_body, &c), EPX_OK);
+            int timeouts = 0;
+            for (int r = 0; r < 3; r++) {
+                int ok = c.got[r] == EPX_ERR_ABORTED || (phase < 2 && c.got[r] == EPX_ERR_TIMEOUT);
+                if (!ok) fail_msg("%s phase %d rank %d: %d %s", backends[b], phase, r, c.got[r], c.message[r]);
+                timeouts += c.got[r] == EPX_ERR_TIMEOUT;
+                if (c.got[r] == EPX_ERR_TIMEOUT) assert_non_null(strstr(c.message[r], phase ? "combine: " : "dispatch: "));
+            }
+            assert_true(phase == 2 ? timeouts == 0 : timeouts >= 1);
+        }
+    }
+}
+
 int main(void) {
     printf("seed %llu (EPX_TEST_SEED)\n", (unsigned long long)base_seed());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(a_rank_that_stops_ends_the_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
