@@ -25,3 +25,6 @@ file(RELATIVE_PATH EPX_PC_TO_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" EPX_PC_TO_PREFIX "${EPX_PC_TO_PREFIX}")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/epx.pc.in ${CMAKE_CURRENT_BINARY_DIR}/epx.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/epx.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT libepx)
+
+# A wrong include fails the build.
+add_custom_target(check_layers ALL COMMAND sh ${PROJECT_SOURCE_DIR}/scripts/check-layers ${PROJECT_SOURCE_DIR} VERBATIM)

@@ -40,7 +40,8 @@ static void *run(void *arg) {
     wc.rank = rank, wc.n_ranks = 2, wc.allgather = gather, wc.barrier = meet, wc.ctx = arg;
     epx_plan_config_init(&pc);
     pc.max_tokens = 1, pc.hidden = 4, pc.top_k = 1, pc.n_experts = 2, pc.layout = EPX_LAYOUT_EXPERT_MAJOR;
-    if (epx_world_create(&wc, &world) || epx_group_create(world, NULL, 0, -1, &group) || epx_plan_create(group, &pc, &plan)) goto failed;
+    if (epx_world_create(&wc, &world) || epx_group_create(world, NULL, 0, -1, &group) || epx_plan_create(group, &pc, &plan))
+        goto failed;
 
     epx_io_init(&io);
     io.x = token, io.ids = &expert, io.weights = &weight, io.n_tokens = 1, io.out_x = row, io.out_counts = &count;

@@ -38,9 +38,17 @@ static int setup(th_rank_t *r, const char *backend, uint64_t timeout_ns, bench_t
     epx_world_config_t cfg;
     epx_plan_config_t pc;
     *b = (bench_t){.c = {.backend = backend, .opts = TH_HALVES, .seed = 1, .timeout_ns = timeout_ns}};
-    b->c.shape = (th_shape_t){.n_ranks = r->n_ranks, .max_tokens = 4, .hidden = 32, .top_k = 2, .n_experts = 6,
-                              .token = EPX_F32, .wire = EPX_F32, .expert = EPX_F32, .combine = EPX_F32,
-                              .layout = EPX_LAYOUT_LISTS, .mode = EPX_COMBINE_EXACT};
+    b->c.shape = (th_shape_t){.n_ranks = r->n_ranks,
+                              .max_tokens = 4,
+                              .hidden = 32,
+                              .top_k = 2,
+                              .n_experts = 6,
+                              .token = EPX_F32,
+                              .wire = EPX_F32,
+                              .expert = EPX_F32,
+                              .combine = EPX_F32,
+                              .layout = EPX_LAYOUT_LISTS,
+                              .mode = EPX_COMBINE_EXACT};
     th_world_config(r, NULL, &cfg);
     TH_OK(r, epx_world_create(&cfg, &b->w));
     TH_OK(r, epx_group_create(b->w, NULL, 0, -1, &b->g));
@@ -60,7 +68,8 @@ static void teardown(bench_t *b) {
 typedef void (*phase_fn_t)(th_rank_t *r, int phase, void *ctx);
 
 static epx_status_t empty_exchange(th_rank_t *r, epx_plan_t *p, phase_fn_t at, void *ctx) {
-    static epx_status_t (*const calls[4])(epx_plan_t *, const epx_io_t *) = {epx_dispatch_send, epx_dispatch_recv, epx_combine_send, epx_combine_recv};
+    static epx_status_t (*const calls[4])(epx_plan_t *, const epx_io_t *) = {epx_dispatch_send, epx_dispatch_recv,
+                                                                             epx_combine_send, epx_combine_recv};
     epx_io_t io;
     float nothing[4];
     epx_io_init(&io);
@@ -174,6 +183,54 @@ static int body_allgather_timeout(th_rank_t *r) {
 static void allgather_times_out(void **state) {
     (void)state;
     assert_int_equal(th_launch(mode, 2, body_allgather_timeout, NULL, 20, NULL), 0);
+}
+
+/* ---- destroy ---- */
+
+/* The first to destroy a plan waits for the others, who may still read its rows. */
+static int body_lagging(th_rank_t *r) {
+    bench_t b;
+    if (setup(r, NULL, 10 * SECOND, &b) != 0) return -1;
+    if (r->rank == 1) th_sleep_us(150000);
+    uint64_t start = epx_now_ns();
+    epx_plan_destroy(b.p);
+    double took = (double)(epx_now_ns() - start) * 1e-9;
+    TH_CHECK(r, r->rank == 1 || (took > 0.1 && took < 5.0), "destroy of rank %d returned after %.3f s", r->rank, took);
+    th_case_t again = b.c;
+    again.n_steps = 3;
+    if (th_case_run(r, b.g, &again) != 0) return -1;
+    epx_group_destroy(b.g);
+    epx_world_destroy(b.w);
+    return 0;
+}
+
+static void destroy_waits_for_a_lagging_peer(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(mode, 2, body_lagging, NULL, 30, NULL), 0);
+}
+
+/* A rank that gives up destroys its plan while the others are still in calls of it. */
+static int body_give_up(th_rank_t *r) {
+    fault_t f = {NULL, 0};
+    bench_t b;
+    epx_status_t s = EPX_OK;
+    for (int i = 0; i < 10; i++) {
+        if (setup(r, f.backend, 10 * SECOND, &b) != 0) return -1;
+        if (r->rank == 0) epx_plan_abort(b.p);
+        for (int k = 0; k < 50 && r->rank != 0 && s == EPX_OK; k++) s = empty_exchange(r, b.p, NULL, NULL);
+        TH_CHECK(r, r->rank == 0 || s == EPX_ERR_ABORTED, "status %d: %s", (int)s, epx_last_error());
+        s = EPX_OK;
+        epx_plan_destroy(b.p);
+        TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "barrier");
+        epx_group_destroy(b.g);
+        epx_world_destroy(b.w);
+    }
+    return 0;
+}
+
+static void destroy_of_an_aborted_plan_is_safe(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(mode, 3, body_give_up, NULL, 30, NULL), 0);
 }
 
 /* ---- SIGKILL ---- */
@@ -296,7 +353,8 @@ static int try_huge(th_rank_t *r, bench_t *b, int max_tokens, int hidden) {
     pc.max_tokens = max_tokens;
     pc.hidden = hidden;
     epx_status_t s = epx_plan_create(b->g, &pc, &p);
-    TH_CHECK(r, s == EPX_ERR_NOMEM || s == EPX_ERR_CAPACITY, "T %d, H %d: status %d: %s", max_tokens, hidden, (int)s, epx_last_error());
+    TH_CHECK(r, s == EPX_ERR_NOMEM || s == EPX_ERR_CAPACITY, "T %d, H %d: status %d: %s", max_tokens, hidden, (int)s,
+             epx_last_error());
     TH_CHECK(r, s != EPX_ERR_NOMEM || strstr(epx_last_error(), "bytes"), "message lacks the bytes: %s", epx_last_error());
     TH_CHECK(r, p == NULL, "%s", "a handle was written by a failing call");
     return 0;
@@ -318,8 +376,9 @@ static void absurd_capacity_is_an_error(void **state) {
     assert_int_equal(th_launch(mode, 2, body_huge, NULL, 30, NULL), 0);
 }
 
-/* One rank alone cannot map its memory: all ranks get an error, none hangs, none dies, and the group goes on. */
-EPX_UNUSED static int body_limited(th_rank_t *r) {
+/* One rank alone cannot take its memory or descriptor: all ranks get an error, none hangs, none dies, and the group goes on. */
+static int body_limited(th_rank_t *r) {
+    const int *resource = r->arg;
     bench_t b;
     th_tally_t tally = {0};
     struct rlimit old, low;
@@ -329,12 +388,12 @@ EPX_UNUSED static int body_limited(th_rank_t *r) {
     th_plan_config(&b.c, &pc);
     pc.max_tokens = 4096;
     pc.hidden = 4096; /* 64 MiB a region */
-    getrlimit(RLIMIT_AS, &old);
+    getrlimit(*resource, &old);
     low = old;
-    low.rlim_cur = 32u << 20; /* below what is mapped already: nothing more can be mapped */
-    if (r->rank == 1) setrlimit(RLIMIT_AS, &low);
+    low.rlim_cur = *resource == RLIMIT_AS ? 32u << 20 : 3; /* below what is in use already */
+    if (r->rank == 1) setrlimit(*resource, &low);
     epx_status_t s = epx_plan_create(b.g, &pc, &p);
-    if (r->rank == 1) setrlimit(RLIMIT_AS, &old);
+    if (r->rank == 1) setrlimit(*resource, &old);
     TH_CHECK(r, s < 0 && p == NULL, "a plan was made without memory: %d", (int)s);
     TH_CHECK(r, r->rank != 1 || s == EPX_ERR_NOMEM || s == EPX_ERR_OS, "status %d: %s", (int)s, epx_last_error());
     if (th_step(r, b.p, &b.c, r->rank, TH_FULL, 9, &tally) != 0) return -1;
@@ -342,20 +401,35 @@ EPX_UNUSED static int body_limited(th_rank_t *r) {
     return 0;
 }
 
-EPX_UNUSED static void address_space_limit_is_an_error(void **state) {
+static void descriptor_limit_is_an_error(void **state) {
     (void)state;
-    assert_int_equal(th_launch(mode, 2, body_limited, NULL, 30, NULL), 0);
+    int resource = RLIMIT_NOFILE;
+    assert_int_equal(th_launch(mode, 2, body_limited, &resource, 30, NULL), 0);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need the address space themselves */
+static void address_space_limit_is_an_error(void **state) {
+    (void)state;
+    int resource = RLIMIT_AS;
+    assert_int_equal(th_launch(mode, 2, body_limited, &resource, 30, NULL), 0);
+}
+#endif
 
 int main(int argc, char **argv) {
     const struct CMUnitTest any[] = {
-        cmocka_unit_test(abort_is_seen_by_peers), cmocka_unit_test(timeout_names_phase_and_peer), cmocka_unit_test(allgather_times_out),
-        cmocka_unit_test(nothing_is_left_behind), cmocka_unit_test(absurd_capacity_is_an_error),
+        cmocka_unit_test(abort_is_seen_by_peers),
+        cmocka_unit_test(timeout_names_phase_and_peer),
+        cmocka_unit_test(allgather_times_out),
+        cmocka_unit_test(destroy_waits_for_a_lagging_peer),
+        cmocka_unit_test(destroy_of_an_aborted_plan_is_safe),
+        cmocka_unit_test(nothing_is_left_behind),
+        cmocka_unit_test(absurd_capacity_is_an_error),
     };
     const struct CMUnitTest processes_only[] = {
         cmocka_unit_test(killed_rank_is_named),
         cmocka_unit_test(killed_rank_ends_allgather),
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need the address space themselves */
+        cmocka_unit_test(descriptor_limit_is_an_error),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         cmocka_unit_test(address_space_limit_is_an_error),
 #endif
     };

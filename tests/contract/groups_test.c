@@ -17,9 +17,17 @@ static th_mode_t mode = TH_THREADS;
 
 static th_case_t plain_case(const char *backend, int n_ranks, uint64_t seed) {
     th_case_t c = {.backend = backend, .n_steps = TH_N_KINDS, .seed = seed};
-    c.shape = (th_shape_t){.n_ranks = n_ranks, .max_tokens = 4, .hidden = 40, .top_k = 3, .n_experts = 11,
-                           .token = EPX_F32, .wire = EPX_F32, .expert = EPX_F32, .combine = EPX_F32,
-                           .layout = EPX_LAYOUT_LISTS, .mode = EPX_COMBINE_EXACT};
+    c.shape = (th_shape_t){.n_ranks = n_ranks,
+                           .max_tokens = 4,
+                           .hidden = 40,
+                           .top_k = 3,
+                           .n_experts = 11,
+                           .token = EPX_F32,
+                           .wire = EPX_F32,
+                           .expert = EPX_F32,
+                           .combine = EPX_F32,
+                           .layout = EPX_LAYOUT_LISTS,
+                           .mode = EPX_COMBINE_EXACT};
     return c;
 }
 
@@ -55,8 +63,8 @@ static int body_several_groups(th_rank_t *r) {
         int me = place_in(&lists[i], r->rank);
         TH_CHECK(r, (g[i] != NULL) == (me >= 0), "group %d: rank %d got %p", i, r->rank, (void *)g[i]);
         if (!g[i]) continue;
-        TH_CHECK(r, epx_group_rank(g[i]) == me && epx_group_size(g[i]) == lists[i].n, "group %d: rank %d of %d, wanted %d of %d", i,
-                 epx_group_rank(g[i]), epx_group_size(g[i]), me, lists[i].n);
+        TH_CHECK(r, epx_group_rank(g[i]) == me && epx_group_size(g[i]) == lists[i].n, "group %d: rank %d of %d, wanted %d of %d",
+                 i, epx_group_rank(g[i]), epx_group_size(g[i]), me, lists[i].n);
     }
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < N_LISTS; i++) {
@@ -109,7 +117,8 @@ static int body_two_plans(th_rank_t *r) {
         th_open_t *o[2];
         int first = i & 1, kind = i % TH_N_KINDS;
         for (int k = 0; k < 2; k++)
-            if (th_step_open(r, p[k ^ first], &c[k ^ first], r->rank, (th_kind_t)kind, (uint64_t)i, &o[k ^ first]) != 0) return -1;
+            if (th_step_open(r, p[k ^ first], &c[k ^ first], r->rank, (th_kind_t)kind, (uint64_t)i, &o[k ^ first]) != 0)
+                return -1;
         for (int k = 0; k < 2; k++)
             if (th_step_close(r, p[k], &c[k], o[k], &tally[k]) != 0) return -1;
     }
@@ -193,9 +202,7 @@ static void group_allgather(void **state) {
 
 /* Only one rank refuses, the others must not wait for it: every refusal here is found from the arguments alone. */
 static int body_bad_groups(th_rank_t *r) {
-    static const struct {
-        int n, ranks[3];
-    } bad[] = {{2, {0, 0}}, {2, {0, 2}}, {2, {0, -1}}, {3, {0, 1, 1}}, {-1, {0}}};
+    static const struct { int n, ranks[3]; } bad[] = {{2, {0, 0}}, {2, {0, 2}}, {2, {0, -1}}, {3, {0, 1, 1}}, {-1, {0}}};
     epx_world_t *w = NULL;
     epx_group_t *g = NULL;
     if (open_world(r, &w, NULL) != 0) return -1;
@@ -236,7 +243,9 @@ static void exact_results_do_not_depend_on_w(void **state) {
         int n = N / ws[i], h = s.hidden, k = s.top_k;
         s.n_ranks = ws[i];
         for (int q = 0; q < ws[i]; q++)
-            part[q] = (th_batch_t){.n_tokens = n, .x = (char *)whole[0].x + (size_t)(q * n * h) * 4, .ids = whole[0].ids + q * n * k,
+            part[q] = (th_batch_t){.n_tokens = n,
+                                   .x = (char *)whole[0].x + (size_t)(q * n * h) * 4,
+                                   .ids = whole[0].ids + q * n * k,
                                    .weights = whole[0].weights + q * n * k};
         for (int q = 0; q < ws[i]; q++) {
             th_expect_t got;
@@ -251,11 +260,12 @@ static void exact_results_do_not_depend_on_w(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_groups), cmocka_unit_test(two_plans_at_once), cmocka_unit_test(two_worlds),
-        cmocka_unit_test(group_allgather), cmocka_unit_test(bad_groups), cmocka_unit_test(exact_results_do_not_depend_on_w),
+        cmocka_unit_test(several_groups), cmocka_unit_test(two_plans_at_once),
+        cmocka_unit_test(two_worlds),     cmocka_unit_test(group_allgather),
+        cmocka_unit_test(bad_groups),     cmocka_unit_test(exact_results_do_not_depend_on_w),
     };
     if (argc > 1 && strcmp(argv[1], "processes") == 0) mode = TH_PROCESSES;
-    th_seed();
+    th_print_seed();
     if (argc > 2) cmocka_set_test_filter(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,7 +64,8 @@ static void a_gone_rank_ends_barriers(void **state) {
     assert_int_equal(th_launch(TH_THREADS, 2, body_leaves, NULL, 20, NULL), 0);
 }
 
-/* Two ranks, three experts (0 and 1 on rank 0, 2 on rank 1), H 1, f32. Expert 0: 0.31 x - 0.02, 1: 0.48 x - 0.007, 2: 0.65 x + 0.006. */
+/* Two ranks, three experts (0 and 1 on rank 0, 2 on rank 1), H 1, f32. Expert 0: 0.31 x - 0.02, 1: 0.48 x - 0.007, 2: 0.65 x +
+ * 0.006. */
 static void oracle_by_hand(void **state) {
     (void)state;
     th_shape_t s = {.n_ranks = 2, .max_tokens = 2, .hidden = 1, .top_k = 2, .n_experts = 3};
@@ -101,7 +102,8 @@ static void quantise_by_hand(void **state) {
     x[129] = 3.0f;
     th_quantise_row(x, 130, q, scales);
     assert_true(scales[0] == 1.0f && scales[1] == 2.0f);
-    static const unsigned char want[] = {0x7E, 0xFE, 0x38, 0x80, 0x01, 0x58, 0x59}; /* 0.001 / 2^-9 rounds to 1; 16.5 -> 16, 17.5 -> 18 */
+    static const unsigned char want[] = {0x7E, 0xFE, 0x38, 0x80,
+                                         0x01, 0x58, 0x59}; /* 0.001 / 2^-9 rounds to 1; 16.5 -> 16, 17.5 -> 18 */
     assert_memory_equal(q, want, sizeof want);
     assert_true(q[128] == 0x7E && q[129] == 0x3C);
     memset(x, 0, sizeof x);
@@ -122,8 +124,9 @@ static void pairwise_covers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outcomes_are_told_apart), cmocka_unit_test(ranks_meet), cmocka_unit_test(a_gone_rank_ends_barriers),
-        cmocka_unit_test(oracle_by_hand), cmocka_unit_test(quantise_by_hand), cmocka_unit_test(pairwise_covers),
+        cmocka_unit_test(outcomes_are_told_apart),   cmocka_unit_test(ranks_meet),
+        cmocka_unit_test(a_gone_rank_ends_barriers), cmocka_unit_test(oracle_by_hand),
+        cmocka_unit_test(quantise_by_hand),          cmocka_unit_test(pairwise_covers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,16 +10,27 @@
 #include "tests/harness/exchange.h"
 #include "tests/harness/pairwise.h"
 
-enum { N_W = 5, N_DTYPES = 7, N_LAYOUTS = 2, N_COMBINES = 2, N_SHAPES = 7, N_OPTS = 8, MAX_CASES = 2048, N_ROUNDS = 3, MAX_SLOTS = 128 };
+enum {
+    N_W = 5,
+    N_DTYPES = 7,
+    N_LAYOUTS = 2,
+    N_COMBINES = 2,
+    N_SHAPES = 7,
+    N_OPTS = 8,
+    MAX_CASES = 2048,
+    N_ROUNDS = 3,
+    MAX_SLOTS = 128
+};
 enum { DIM_W, DIM_BACKEND, DIM_DTYPE, DIM_LAYOUT, DIM_COMBINE, DIM_SHAPE, DIM_OPTS, N_DIMS };
 
 static const int w_values[N_W] = {1, 2, 3, 4, 8};
 
 /* token, wire, expert, combine */
 static const epx_dtype_t dtype_values[N_DTYPES][4] = {
-    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},       {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16}, {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
-    {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, /* quantised by the caller */
-    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32}, {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
+    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},        {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
+    {EPX_F16, EPX_F16, EPX_F16, EPX_F16},        {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, /* quantised by the caller */
+    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32},
+    {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
 };
 
 static const struct {
@@ -69,11 +80,15 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
                            .hidden = shape_values[v[DIM_SHAPE]].hidden,
                            .top_k = shape_values[v[DIM_SHAPE]].top_k,
                            .n_experts = shape_values[v[DIM_SHAPE]].n_experts,
-                           .token = d[0], .wire = d[1], .expert = d[2], .combine = d[3],
+                           .token = d[0],
+                           .wire = d[1],
+                           .expert = d[2],
+                           .combine = d[3],
                            .layout = v[DIM_LAYOUT] ? EPX_LAYOUT_EXPERT_MAJOR : EPX_LAYOUT_LISTS,
                            .mode = v[DIM_COMBINE] ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
     fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
-    if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend)) return th_case_refused(r, g, &c, "one process");
+    if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend))
+        return th_case_refused(r, g, &c, "one process");
     return th_case_run(r, g, &c);
 }
 
@@ -98,7 +113,8 @@ static int rank_body(th_rank_t *r) {
     }
     th_note(r, "%s, world and group of %d", m->transport, r->n_ranks);
     TH_OK(r, epx_world_create(&cfg, &w));
-    TH_CHECK(r, epx_world_rank(w) == r->rank && epx_world_size(w) == r->n_ranks, "world says rank %d of %d", epx_world_rank(w), epx_world_size(w));
+    TH_CHECK(r, epx_world_rank(w) == r->rank && epx_world_size(w) == r->n_ranks, "world says rank %d of %d", epx_world_rank(w),
+             epx_world_size(w));
     TH_OK(r, epx_group_create(w, NULL, 0, -1, &g));
     epx_group_caps_t caps = {.size = sizeof caps};
     TH_OK(r, epx_group_caps(g, &caps));
@@ -134,7 +150,9 @@ static int run_matrix(matrix_t *m, int max_w) {
     for (m->w = 0; m->w < max_w; m->w++) {
         for (m->backend = 0; m->backend < m->n_backends; m->backend++) {
             int bad = th_launch(m->mode, w_values[m->w], rank_body, m, 100, NULL);
-            if (bad) fprintf(stderr, "FAILED: %s, %s, %s, W=%d\n", m->transport, th_mode_name(m->mode), m->backends[m->backend], w_values[m->w]);
+            if (bad)
+                fprintf(stderr, "FAILED: %s, %s, %s, W=%d\n", m->transport, th_mode_name(m->mode), m->backends[m->backend],
+                        w_values[m->w]);
             n_bad += bad != 0;
         }
     }
@@ -149,7 +167,7 @@ int main(int argc, char **argv) {
     m.mode = strcmp(kind, "processes") == 0 ? TH_PROCESSES : TH_THREADS;
     m.n_backends = th_components("backend", m.backends);
     m.n_steps = argc > 3 ? atoi(argv[3]) : TH_N_KINDS;
-    th_seed();
+    th_print_seed();
     for (int i = 0; i < n_transports; i++) {
         int max_w = want_self ? 1 : N_W;
         if ((strcmp(transports[i], "self") == 0) != want_self) continue;

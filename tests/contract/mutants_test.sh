@@ -22,10 +22,15 @@ quick() {
 first_failure() {
     quick | while read -r program args; do
         # shellcheck disable=SC2086
-        EPX_MUTANT=$1 timeout 60 "$bin/contract_$program" $args >"$out" 2>&1 && continue
+        EPX_MUTANT=$1 EPX_CONTRACT_TIMEOUT_MS=3000 timeout 60 "$bin/contract_$program" $args >"$out" 2>&1 && continue
         echo "contract_$program $args"
         break
     done
+}
+
+# The first message of the failed program; what peers say about a rank that gave up comes last.
+why() {
+    { grep -E '\.c:[0-9]+:|HUNG' "$out" | grep -v 'aborted the plan'; grep -E '\.c:[0-9]+:' "$out"; } | sed 's/^ *//' | head -1
 }
 
 n_bad=0 n=0
@@ -35,7 +40,7 @@ for name in $names; do
     caught=$(first_failure "$name")
     n=$((n + 1))
     if [ -n "$caught" ]; then
-        echo "$name: caught by $caught: $(grep -m1 -E '\.c:[0-9]+:|HUNG|failed' "$out" | cut -c1-200)"
+        echo "$name: caught by $caught: $(why | cut -c1-200)"
     else
         echo "$name: NOT CAUGHT"
         n_bad=$((n_bad + 1))

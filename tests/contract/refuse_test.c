@@ -18,7 +18,12 @@ enum { T = 4, H = 32, K = 3, E = 6 };
 
 static const th_case_t base_case = {
     .opts = TH_HALVES,
-    .shape = {.n_ranks = 2, .max_tokens = T, .hidden = H, .top_k = K, .n_experts = E, .layout = EPX_LAYOUT_EXPERT_MAJOR}, /* f32, exact */
+    .shape = {.n_ranks = 2,
+              .max_tokens = T,
+              .hidden = H,
+              .top_k = K,
+              .n_experts = E,
+              .layout = EPX_LAYOUT_EXPERT_MAJOR}, /* f32, exact */
 };
 
 typedef struct {
@@ -61,46 +66,48 @@ static int still_works(th_rank_t *r, bench_t *b) {
 
 /* ---- plan fields ---- */
 
-static const int bad_slot_rank[E] = {0, 1, 0, 1, 0, 2}, bad_slot_expert[E] = {0, 1, 2, 3, 4, 4}, far_slot_expert[E] = {0, 1, 2, 3, 4, 6};
+static const int bad_slot_rank[E] = {0, 1, 0, 1, 0, 2}, bad_slot_expert[E] = {0, 1, 2, 3, 4, 4},
+                 far_slot_expert[E] = {0, 1, 2, 3, 4, 6};
 static const int seven_slots[7] = {0, 1, 0, 1, 0, 1, 0};
 
 /* ROW(status, field in the message, value in the message, statement on cfg) */
-#define PLAN_ROWS(ROW)                                                                              \
-    ROW(EPX_ERR_ARG, "max_tokens", "0", cfg->max_tokens = 0)                                        \
-    ROW(EPX_ERR_ARG, "max_tokens", "-5", cfg->max_tokens = -5)                                      \
-    ROW(EPX_ERR_ARG, "hidden", "0", cfg->hidden = 0)                                                \
-    ROW(EPX_ERR_ARG, "top_k", "0", cfg->top_k = 0)                                                  \
-    ROW(EPX_ERR_ARG, "top_k", "65", cfg->top_k = 65)                                                \
-    ROW(EPX_ERR_ARG, "n_experts", "0", cfg->n_experts = 0)                                          \
-    ROW(EPX_ERR_ARG, "n_slots", "5", cfg->n_slots = 5)                                              \
-    ROW(EPX_ERR_ARG, "slot_rank", "2", (cfg->n_slots = E, cfg->slot_rank = bad_slot_rank))          \
-    ROW(EPX_ERR_ARG, "slot_expert", "6", (cfg->n_slots = E, cfg->slot_expert = far_slot_expert))    \
-    ROW(EPX_ERR_ARG, "token_dtype", "9", cfg->token_dtype = (epx_dtype_t)9)                         \
-    ROW(EPX_ERR_ARG, "wire_dtype", "f16", cfg->wire_dtype = EPX_F16)                                \
-    ROW(EPX_ERR_ARG, "expert_dtype", "9", cfg->expert_dtype = (epx_dtype_t)9)                       \
-    ROW(EPX_ERR_ARG, "combine_dtype", "9", cfg->combine_dtype = (epx_dtype_t)9)                     \
-    ROW(EPX_ERR_ARG, "layout", "7", cfg->layout = (epx_layout_t)7)                                  \
-    ROW(EPX_ERR_ARG, "combine", "7", cfg->combine = (epx_combine_t)7)                               \
-    ROW(EPX_ERR_ARG, "align", "0", cfg->align = 0)                                                  \
-    ROW(EPX_ERR_ARG, "replicate", "0", cfg->replicate = 0)                                          \
-    ROW(EPX_ERR_ARG, "n_channels", "0", cfg->n_channels = 0)                                        \
-    ROW(EPX_ERR_ARG, "n_blocks", "-1", cfg->n_blocks = -1)                                          \
-    ROW(EPX_ERR_ARG, "scale_format", "7", cfg->scale_format = (epx_scale_format_t)7)                \
-    ROW(EPX_ERR_ARG, "scale_layout", "7", cfg->scale_layout = (epx_scale_layout_t)7)                \
-    ROW(EPX_ERR_ARG, "renormalize", "2", cfg->renormalize = 2)                                      \
-    ROW(EPX_ERR_ARG, "backend", "teleport", cfg->backend = "teleport")                              \
-    ROW(EPX_ERR_ARG, "size", "4", cfg->size = 4)                                                    \
-    ROW(EPX_ERR_UNSUPPORTED, "layout", "contiguous", cfg->layout = EPX_LAYOUT_CONTIGUOUS)           \
-    ROW(EPX_ERR_UNSUPPORTED, "n_slots", "7", (cfg->n_slots = 7, cfg->slot_rank = seven_slots))      \
-    ROW(EPX_ERR_UNSUPPORTED, "replicate", "2", cfg->replicate = 2)                                  \
-    ROW(EPX_ERR_UNSUPPORTED, "scale_format", "ue8m0", cfg->scale_format = EPX_SCALE_UE8M0)          \
-    ROW(EPX_ERR_UNSUPPORTED, "scale_layout", "col", cfg->scale_layout = EPX_SCALE_COL_MAJOR)        \
-    ROW(EPX_ERR_UNSUPPORTED, "scale_block", "64", cfg->scale_block = 64)                            \
-    ROW(EPX_ERR_UNSUPPORTED, "align", "2", cfg->align = 2)                                          \
-    ROW(EPX_ERR_UNSUPPORTED, "n_channels", "2", cfg->n_channels = 2)                                \
-    ROW(EPX_ERR_UNSUPPORTED, "n_blocks", "1", cfg->n_blocks = 1)                                    \
-    ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "bytes", cfg->token_dtype = EPX_BYTES)                  \
-    ROW(EPX_ERR_ARG, "combine_dtype", "bytes", (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3, cfg->combine_dtype = EPX_BYTES)) \
+#define PLAN_ROWS(ROW)                                                                                     \
+    ROW(EPX_ERR_ARG, "max_tokens", "0", cfg->max_tokens = 0)                                               \
+    ROW(EPX_ERR_ARG, "max_tokens", "-5", cfg->max_tokens = -5)                                             \
+    ROW(EPX_ERR_ARG, "hidden", "0", cfg->hidden = 0)                                                       \
+    ROW(EPX_ERR_ARG, "top_k", "0", cfg->top_k = 0)                                                         \
+    ROW(EPX_ERR_ARG, "top_k", "65", cfg->top_k = 65)                                                       \
+    ROW(EPX_ERR_ARG, "n_experts", "0", cfg->n_experts = 0)                                                 \
+    ROW(EPX_ERR_ARG, "n_slots", "5", cfg->n_slots = 5)                                                     \
+    ROW(EPX_ERR_ARG, "slot_rank", "2", (cfg->n_slots = E, cfg->slot_rank = bad_slot_rank))                 \
+    ROW(EPX_ERR_ARG, "slot_expert", "6", (cfg->n_slots = E, cfg->slot_expert = far_slot_expert))           \
+    ROW(EPX_ERR_ARG, "token_dtype", "9", cfg->token_dtype = (epx_dtype_t)9)                                \
+    ROW(EPX_ERR_ARG, "wire_dtype", "f16", cfg->wire_dtype = EPX_F16)                                       \
+    ROW(EPX_ERR_ARG, "expert_dtype", "9", cfg->expert_dtype = (epx_dtype_t)9)                              \
+    ROW(EPX_ERR_ARG, "combine_dtype", "9", cfg->combine_dtype = (epx_dtype_t)9)                            \
+    ROW(EPX_ERR_ARG, "layout", "7", cfg->layout = (epx_layout_t)7)                                         \
+    ROW(EPX_ERR_ARG, "combine", "7", cfg->combine = (epx_combine_t)7)                                      \
+    ROW(EPX_ERR_ARG, "align", "0", cfg->align = 0)                                                         \
+    ROW(EPX_ERR_ARG, "replicate", "0", cfg->replicate = 0)                                                 \
+    ROW(EPX_ERR_ARG, "n_channels", "0", cfg->n_channels = 0)                                               \
+    ROW(EPX_ERR_ARG, "n_blocks", "-1", cfg->n_blocks = -1)                                                 \
+    ROW(EPX_ERR_ARG, "scale_format", "7", cfg->scale_format = (epx_scale_format_t)7)                       \
+    ROW(EPX_ERR_ARG, "scale_layout", "7", cfg->scale_layout = (epx_scale_layout_t)7)                       \
+    ROW(EPX_ERR_ARG, "renormalize", "2", cfg->renormalize = 2)                                             \
+    ROW(EPX_ERR_ARG, "backend", "teleport", cfg->backend = "teleport")                                     \
+    ROW(EPX_ERR_ARG, "size", "4", cfg->size = 4)                                                           \
+    ROW(EPX_ERR_UNSUPPORTED, "layout", "contiguous", cfg->layout = EPX_LAYOUT_CONTIGUOUS)                  \
+    ROW(EPX_ERR_UNSUPPORTED, "n_slots", "7", (cfg->n_slots = 7, cfg->slot_rank = seven_slots))             \
+    ROW(EPX_ERR_UNSUPPORTED, "replicate", "2", cfg->replicate = 2)                                         \
+    ROW(EPX_ERR_UNSUPPORTED, "scale_format", "ue8m0", cfg->scale_format = EPX_SCALE_UE8M0)                 \
+    ROW(EPX_ERR_UNSUPPORTED, "scale_layout", "col", cfg->scale_layout = EPX_SCALE_COL_MAJOR)               \
+    ROW(EPX_ERR_UNSUPPORTED, "scale_block", "64", cfg->scale_block = 64)                                   \
+    ROW(EPX_ERR_UNSUPPORTED, "align", "2", cfg->align = 2)                                                 \
+    ROW(EPX_ERR_UNSUPPORTED, "n_channels", "2", cfg->n_channels = 2)                                       \
+    ROW(EPX_ERR_UNSUPPORTED, "n_blocks", "1", cfg->n_blocks = 1)                                           \
+    ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "bytes", cfg->token_dtype = EPX_BYTES)                         \
+    ROW(EPX_ERR_ARG, "combine_dtype", "bytes",                                                             \
+        (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3, cfg->combine_dtype = EPX_BYTES)) \
     ROW(EPX_ERR_UNSUPPORTED, "renormalize", "1", cfg->renormalize = 1)
 
 static void apply_plan_row(epx_plan_config_t *cfg, int idx) {
@@ -132,12 +139,12 @@ static int has_value(const char *text, const char *value) { /* whatever case the
 
 static int check_refusal(th_rank_t *r, int i, epx_status_t s, const char *what) {
     const char *m = epx_last_error();
-    TH_CHECK(r, s == plan_rows[i].status, "row %d (%s = %s), %s: status %d, wanted %d: %s", i, plan_rows[i].field, plan_rows[i].value, what, (int)s,
-             (int)plan_rows[i].status, m);
-    TH_CHECK(r, strstr(m, plan_rows[i].field), "row %d (%s = %s), %s: the message does not name the field: %s", i, plan_rows[i].field,
-             plan_rows[i].value, what, m);
-    TH_CHECK(r, has_value(m, plan_rows[i].value), "row %d (%s = %s), %s: the message does not give the value: %s", i, plan_rows[i].field,
-             plan_rows[i].value, what, m);
+    TH_CHECK(r, s == plan_rows[i].status, "row %d (%s = %s), %s: status %d, wanted %d: %s", i, plan_rows[i].field,
+             plan_rows[i].value, what, (int)s, (int)plan_rows[i].status, m);
+    TH_CHECK(r, strstr(m, plan_rows[i].field), "row %d (%s = %s), %s: the message does not name the field: %s", i,
+             plan_rows[i].field, plan_rows[i].value, what, m);
+    TH_CHECK(r, has_value(m, plan_rows[i].value), "row %d (%s = %s), %s: the message does not give the value: %s", i,
+             plan_rows[i].field, plan_rows[i].value, what, m);
     return 0;
 }
 
@@ -153,7 +160,8 @@ static int body_plan_fields(th_rank_t *r) {
         th_plan_config(&b.c, &cfg);
         apply_plan_row(&cfg, i);
         int ok = check_refusal(r, i, epx_plan_create(b.g, &cfg, &p), "create") == 0 && p == NULL;
-        if (strcmp(plan_rows[i].field, "backend") != 0) ok &= check_refusal(r, i, epx_plan_bytes(&cfg, 2, &bytes), "bytes") == 0 && bytes == 12345;
+        if (strcmp(plan_rows[i].field, "backend") != 0)
+            ok &= check_refusal(r, i, epx_plan_bytes(&cfg, 2, &bytes), "bytes") == 0 && bytes == 12345;
         if (!ok && r->rank == 0) fprintf(stderr, "    row %d: %s\n", i, epx_last_error());
         n_bad += !ok;
     }
@@ -192,21 +200,21 @@ static void expert_without_slot(void **state) {
 
 static const int other_slot_rank[E] = {1, 0, 1, 0, 1, 0}, other_slot_expert[E] = {5, 4, 3, 2, 1, 0};
 
-#define DIFF_ROWS(ROW)                                                          \
-    ROW("max_tokens", cfg->max_tokens = T + 1)                                  \
-    ROW("hidden", cfg->hidden = H + 1)                                          \
-    ROW("top_k", cfg->top_k = K + 1)                                            \
-    ROW("n_experts", cfg->n_experts = E + 1)                                    \
-    ROW("slot_rank", (cfg->n_slots = E, cfg->slot_rank = other_slot_rank))      \
-    ROW("slot_expert", (cfg->n_slots = E, cfg->slot_expert = other_slot_expert)) \
-    ROW("placement_version", cfg->placement_version = 5)                        \
+#define DIFF_ROWS(ROW)                                                            \
+    ROW("max_tokens", cfg->max_tokens = T + 1)                                    \
+    ROW("hidden", cfg->hidden = H + 1)                                            \
+    ROW("top_k", cfg->top_k = K + 1)                                              \
+    ROW("n_experts", cfg->n_experts = E + 1)                                      \
+    ROW("slot_rank", (cfg->n_slots = E, cfg->slot_rank = other_slot_rank))        \
+    ROW("slot_expert", (cfg->n_slots = E, cfg->slot_expert = other_slot_expert))  \
+    ROW("placement_version", cfg->placement_version = 5)                          \
     ROW("token_dtype", (cfg->token_dtype = EPX_BF16, cfg->wire_dtype = EPX_BF16)) \
-    ROW("wire_dtype", cfg->wire_dtype = EPX_FP8_E4M3)                           \
-    ROW("expert_dtype", cfg->expert_dtype = EPX_BF16)                           \
-    ROW("combine_dtype", cfg->combine_dtype = EPX_F16)                          \
-    ROW("layout", cfg->layout = EPX_LAYOUT_LISTS)                               \
-    ROW("combine", cfg->combine = EPX_COMBINE_PARTIAL)                          \
-    ROW("backend", cfg->backend = "collective")                                 \
+    ROW("wire_dtype", cfg->wire_dtype = EPX_FP8_E4M3)                             \
+    ROW("expert_dtype", cfg->expert_dtype = EPX_BF16)                             \
+    ROW("combine_dtype", cfg->combine_dtype = EPX_F16)                            \
+    ROW("layout", cfg->layout = EPX_LAYOUT_LISTS)                                 \
+    ROW("combine", cfg->combine = EPX_COMBINE_PARTIAL)                            \
+    ROW("backend", cfg->backend = "collective")                                   \
     ROW("timeout_ns", cfg->timeout_ns = 123)
 
 static const char *const diff_rows[] = {
@@ -238,7 +246,8 @@ static int body_mismatch(th_rank_t *r) {
         if (r->rank == i % r->n_ranks) apply_diff_row(&cfg, i);
         epx_status_t s = epx_plan_create(b.g, &cfg, &p);
         TH_CHECK(r, s == EPX_ERR_MISMATCH, "%s differs: status %d: %s", diff_rows[i], (int)s, epx_last_error());
-        TH_CHECK(r, strstr(epx_last_error(), diff_rows[i]), "%s differs, the message does not name it: %s", diff_rows[i], epx_last_error());
+        TH_CHECK(r, strstr(epx_last_error(), diff_rows[i]), "%s differs, the message does not name it: %s", diff_rows[i],
+                 epx_last_error());
         TH_CHECK(r, p == NULL, "%s", "a handle was written by a failing call");
     }
     if (still_works(r, &b) != 0) return -1;
@@ -285,12 +294,13 @@ static int body_world(th_rank_t *r) {
         TH_STATUS(r, epx_world_create(&c, &w), EPX_ERR_UNSUPPORTED);
         TH_CHECK(r, strstr(epx_last_error(), "bootstrap") && strstr(epx_last_error(), later[i]), "message: %s", epx_last_error());
     }
-#define REFUSED(field, value, statement)                                                                                            \
-    do {                                                                                                                            \
-        th_world_config(r, NULL, &c);                                                                                               \
-        statement;                                                                                                                  \
-        TH_STATUS(r, epx_world_create(&c, &w), EPX_ERR_ARG);                                                                        \
-        TH_CHECK(r, strstr(epx_last_error(), field) && strstr(epx_last_error(), value), "%s = %s: message: %s", field, value, epx_last_error()); \
+#define REFUSED(field, value, statement)                                                                                      \
+    do {                                                                                                                      \
+        th_world_config(r, NULL, &c);                                                                                         \
+        statement;                                                                                                            \
+        TH_STATUS(r, epx_world_create(&c, &w), EPX_ERR_ARG);                                                                  \
+        TH_CHECK(r, strstr(epx_last_error(), field) && strstr(epx_last_error(), value), "%s = %s: message: %s", field, value, \
+                 epx_last_error());                                                                                           \
     } while (0)
     REFUSED("bootstrap", "carrier-pigeon", c.bootstrap = "carrier-pigeon");
     REFUSED("rank", "7", (c.rank = 7, c.n_ranks = 2));
@@ -404,12 +414,12 @@ static int refuse_io(th_rank_t *r, epx_plan_t *p, step_data_t *d, epx_status_t w
     return 0;
 }
 
-#define REFUSE_IO(wanted, statement, ...)                                          \
-    do {                                                                           \
-        const char *const words[] = {__VA_ARGS__, NULL};                           \
-        fill_step(d, T);                                                           \
-        statement;                                                                 \
-        if (refuse_io(r, b->p, d, wanted, words) != 0) return -1;                   \
+#define REFUSE_IO(wanted, statement, ...)                         \
+    do {                                                          \
+        const char *const words[] = {__VA_ARGS__, NULL};          \
+        fill_step(d, T);                                          \
+        statement;                                                \
+        if (refuse_io(r, b->p, d, wanted, words) != 0) return -1; \
     } while (0)
 
 static int refuse_all_io(th_rank_t *r, bench_t *b, step_data_t *d) {
@@ -480,7 +490,8 @@ static int body_order(th_rank_t *r) {
             for (int wrong = 0; wrong < 4; wrong++) {
                 if (wrong == next) continue;
                 TH_STATUS(r, halves[wrong](b.p, &d->io), EPX_ERR_STATE);
-                TH_CHECK(r, strstr(epx_last_error(), names[next]), "the message does not name the call that is due (%s): %s", names[next], epx_last_error());
+                TH_CHECK(r, strstr(epx_last_error(), names[next]), "the message does not name the call that is due (%s): %s",
+                         names[next], epx_last_error());
             }
             TH_STATUS(r, next == 0 ? EPX_ERR_STATE : epx_dispatch(b.p, &d->io), EPX_ERR_STATE);
             TH_STATUS(r, next == 2 ? EPX_ERR_STATE : epx_combine(b.p, &d->io), EPX_ERR_STATE);
@@ -530,9 +541,16 @@ static void statuses_and_version(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(statuses_and_version), cmocka_unit_test(plan_fields), cmocka_unit_test(expert_without_slot),
-        cmocka_unit_test(mismatch_names_the_field), cmocka_unit_test(one_rank_with_a_bad_config), cmocka_unit_test(world_fields),
-        cmocka_unit_test(null_handles), cmocka_unit_test(io_fields), cmocka_unit_test(order_of_calls), cmocka_unit_test(lists_only_after_recv),
+        cmocka_unit_test(statuses_and_version),
+        cmocka_unit_test(plan_fields),
+        cmocka_unit_test(expert_without_slot),
+        cmocka_unit_test(mismatch_names_the_field),
+        cmocka_unit_test(one_rank_with_a_bad_config),
+        cmocka_unit_test(world_fields),
+        cmocka_unit_test(null_handles),
+        cmocka_unit_test(io_fields),
+        cmocka_unit_test(order_of_calls),
+        cmocka_unit_test(lists_only_after_recv),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,10 +17,19 @@ typedef struct {
 static void reuse_case(const reuse_t *u, int which, int n_ranks, th_case_t *out) {
     static const epx_dtype_t token[N_CASES] = {EPX_F32, EPX_BF16, EPX_BF16, EPX_F32};
     static const epx_dtype_t wire[N_CASES] = {EPX_F32, EPX_BF16, EPX_FP8_E4M3, EPX_F32};
-    static const unsigned opts[N_CASES] = {TH_REGISTERED, TH_HALVES | TH_DELAYS, TH_REGISTERED | TH_HALVES, TH_DELAYS | TH_HISTOGRAM};
-    *out = (th_case_t){.backend = u->backend, .opts = opts[which], .n_steps = u->n_steps, .seed = th_seed() * 31 + (uint64_t)which};
-    out->shape = (th_shape_t){.n_ranks = n_ranks, .max_tokens = 3, .hidden = which == 2 ? 130 : 24, .top_k = 3, .n_experts = 7,
-                              .token = token[which], .wire = wire[which], .expert = token[which], .combine = token[which],
+    static const unsigned opts[N_CASES] = {TH_REGISTERED, TH_HALVES | TH_DELAYS, TH_REGISTERED | TH_HALVES,
+                                           TH_DELAYS | TH_HISTOGRAM};
+    *out =
+        (th_case_t){.backend = u->backend, .opts = opts[which], .n_steps = u->n_steps, .seed = th_seed() * 31 + (uint64_t)which};
+    out->shape = (th_shape_t){.n_ranks = n_ranks,
+                              .max_tokens = 3,
+                              .hidden = which == 2 ? 130 : 24,
+                              .top_k = 3,
+                              .n_experts = 7,
+                              .token = token[which],
+                              .wire = wire[which],
+                              .expert = token[which],
+                              .combine = token[which],
                               .layout = which % 2 ? EPX_LAYOUT_EXPERT_MAJOR : EPX_LAYOUT_LISTS,
                               .mode = which / 2 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
 }
@@ -48,7 +57,7 @@ int main(int argc, char **argv) {
     const char *backends[TH_MAX_COMPONENTS];
     th_mode_t mode = argc > 1 && strcmp(argv[1], "processes") == 0 ? TH_PROCESSES : TH_THREADS;
     int n_steps = argc > 2 ? atoi(argv[2]) : 1000, n_bad = 0, n_backends = th_components("backend", backends);
-    th_seed();
+    th_print_seed();
     for (int i = 0; i < n_backends; i++) {
         if (mode == TH_PROCESSES && th_needs_one_process(backends[i])) continue;
         for (int n_ranks = 2; n_ranks <= 3; n_ranks++) {

@@ -12,8 +12,8 @@ uint64_t th_mix(uint64_t seed, uint64_t i) { /* splitmix64, Steele et al. 2014 *
 }
 
 const char *th_kind_name(th_kind_t kind) {
-    static const char *const names[] = {"random",     "all-empty", "one-empty", "full",     "some-none", "all-none",
-                                        "repeats",    "one-expert", "absent",   "one-rank", "same-k"};
+    static const char *const names[] = {"random",  "all-empty",  "one-empty", "full",     "some-none", "all-none",
+                                        "repeats", "one-expert", "absent",    "one-rank", "same-k"};
     return names[kind];
 }
 
@@ -59,7 +59,8 @@ static void fill_ids(const th_shape_t *s, th_kind_t kind, uint64_t seed, uint64_
 }
 
 static int batch_make(const th_shape_t *s, th_kind_t kind, uint64_t seed, int rank, th_batch_t *b) {
-    size_t h = (size_t)s->hidden, k = (size_t)s->top_k, eb = (size_t)th_dtype_bytes(s->token), ab = (size_t)th_dtype_bytes(th_result_dtype(s));
+    size_t h = (size_t)s->hidden, k = (size_t)s->top_k, eb = (size_t)th_dtype_bytes(s->token),
+           ab = (size_t)th_dtype_bytes(th_result_dtype(s));
     size_t n_scales = s->token == EPX_FP8_E4M3 ? (size_t)th_n_scales(s) : 0;
     size_t n = (size_t)(b->n_tokens = n_tokens_of(s, kind, seed, rank));
     uint64_t mine = th_mix(seed, 5000 + (uint64_t)rank);

@@ -19,10 +19,8 @@ int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]) {
 int th_needs_one_process(const char *backend) { return strcmp(backend, "ref") == 0; }
 
 unsigned long long th_seed(void) {
-    static int printed;
     const char *text = getenv("EPX_CONTRACT_SEED");
-    unsigned long long seed = text ? strtoull(text, NULL, 0) : 20261130u;
-    if (!printed) fprintf(stderr, "EPX_CONTRACT_SEED=%llu\n", seed);
-    printed = 1;
-    return seed;
+    return text ? strtoull(text, NULL, 0) : 20261130u;
 }
+
+void th_print_seed(void) { fprintf(stderr, "EPX_CONTRACT_SEED=%llu\n", th_seed()); }

@@ -8,7 +8,8 @@ enum { TH_MAX_COMPONENTS = 16 };
 int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]);
 /* Does this backend refuse ranks in several processes? */
 int th_needs_one_process(const char *backend);
-/* EPX_CONTRACT_SEED of the environment, or a fixed seed; printed once per program. */
+/* EPX_CONTRACT_SEED of the environment, or a fixed seed. */
 unsigned long long th_seed(void);
+void th_print_seed(void);
 
 #endif

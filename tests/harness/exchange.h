@@ -7,12 +7,12 @@
 #include "tests/harness/launch.h"
 
 enum {
-    TH_REGISTERED = 1,  /* rows are written into epx_plan_input() */
-    TH_HALVES = 2,      /* four calls instead of two */
-    TH_HISTOGRAM = 4,   /* ask for out_histogram */
-    TH_ADD = 8,         /* give an add operand */
-    TH_NO_COUNTS = 16,  /* LISTS: out_counts is NULL */
-    TH_DELAYS = 32      /* ranks sleep at random between the halves */
+    TH_REGISTERED = 1, /* rows are written into epx_plan_input() */
+    TH_HALVES = 2,     /* four calls instead of two */
+    TH_HISTOGRAM = 4,  /* ask for out_histogram */
+    TH_ADD = 8,        /* give an add operand */
+    TH_NO_COUNTS = 16, /* LISTS: out_counts is NULL */
+    TH_DELAYS = 32     /* ranks sleep at random between the halves */
 };
 
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
     unsigned opts;
     int n_steps;
     uint64_t seed;
-    uint64_t timeout_ns; /* 0: 20 s */
+    uint64_t timeout_ns; /* 0: EPX_CONTRACT_TIMEOUT_MS of the environment, or 20 s */
 } th_case_t;
 
 /* Counters of one plan over its steps, to be compared with epx_plan_stats(). */

@@ -15,6 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 #include "base/atomic.h"
 #include "base/clock.h"
 
@@ -130,12 +134,6 @@ static void rank_done(th_rank_t *r, th_outcome_t outcome) {
     __atomic_fetch_add(&r->meet->n_done, 1, __ATOMIC_ACQ_REL);
 }
 
-static void rank_main(launch_t *l, int rank) {
-    th_rank_t *r = &l->ranks[rank];
-    int rc = l->fn(r);
-    rank_done(r, rc == 0 ? TH_PASS : TH_FAIL);
-}
-
 typedef struct {
     launch_t *l;
     int rank;
@@ -143,7 +141,8 @@ typedef struct {
 
 static void *thread_main(void *p) {
     thread_arg_t *a = p;
-    rank_main(a->l, a->rank);
+    th_rank_t *r = &a->l->ranks[a->rank];
+    rank_done(r, a->l->fn(r) == 0 ? TH_PASS : TH_FAIL);
     return NULL;
 }
 
@@ -189,7 +188,12 @@ static void run_threads(launch_t *l, uint64_t end) {
 
 static void child_main(launch_t *l, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    rank_main(l, rank);
+    th_rank_t *r = &l->ranks[rank];
+    int rc = l->fn(r);
+#ifdef __SANITIZE_ADDRESS__
+    if (rc == 0 && __lsan_do_recoverable_leak_check()) rc = th_fail(r, "memory leaked, see the report above");
+#endif
+    rank_done(r, rc == 0 ? TH_PASS : TH_FAIL);
     fflush(NULL);
     _exit(0);
 }

@@ -20,9 +20,9 @@ typedef struct th_meet th_meet_t; /* memory all ranks see: bootstrap blobs, outc
 typedef struct {
     int rank, n_ranks;
     th_mode_t mode;
-    void *arg;          /* of th_launch; in processes a private copy as of the fork */
+    void *arg; /* of th_launch; in processes a private copy as of the fork */
     th_meet_t *meet;
-    uint64_t n_meets;   /* barriers passed by this rank */
+    uint64_t n_meets; /* barriers passed by this rank */
 } th_rank_t;
 
 /* The body of a rank. 0: passed. Otherwise the value of th_fail(). */
@@ -49,17 +49,17 @@ void th_world_config(th_rank_t *r, const char *transports, epx_world_config_t *o
 void th_sleep_us(unsigned us);
 
 /* A condition of a rank body: on failure returns from the body with file, line and the library's last error. */
-#define TH_CHECK(r, cond, ...)                                                                                      \
-    do {                                                                                                            \
-        if (!(cond)) return th_fail_at((r), __FILE__, __LINE__, #cond, __VA_ARGS__);                                \
+#define TH_CHECK(r, cond, ...)                                                       \
+    do {                                                                             \
+        if (!(cond)) return th_fail_at((r), __FILE__, __LINE__, #cond, __VA_ARGS__); \
     } while (0)
 #define TH_OK(r, call) TH_STATUS(r, call, EPX_OK)
-#define TH_STATUS(r, call, wanted)                                                                                  \
-    do {                                                                                                            \
-        epx_status_t th_s_ = (call);                                                                                \
-        if (th_s_ != (wanted))                                                                                      \
-            return th_fail_at((r), __FILE__, __LINE__, #call, "status %d (%s), wanted %d (%s): %s", (int)th_s_,       \
-                              epx_status_text(th_s_), (int)(wanted), epx_status_text(wanted), epx_last_error());    \
+#define TH_STATUS(r, call, wanted)                                                                               \
+    do {                                                                                                         \
+        epx_status_t th_s_ = (call);                                                                             \
+        if (th_s_ != (wanted))                                                                                   \
+            return th_fail_at((r), __FILE__, __LINE__, #call, "status %d (%s), wanted %d (%s): %s", (int)th_s_,  \
+                              epx_status_text(th_s_), (int)(wanted), epx_status_text(wanted), epx_last_error()); \
     } while (0)
 int th_fail_at(th_rank_t *r, const char *file, int line, const char *what, const char *fmt, ...) EPX_PRINTF(5, 6);
 

@@ -8,8 +8,8 @@
 
 typedef struct {
     int n_ranks, max_tokens, hidden, top_k, n_experts;
-    const int *slot_rank;   /* [n_experts] or NULL: even split, the first (n_experts % W) ranks get one more */
-    const int *slot_expert; /* [n_experts] or NULL: identity */
+    const int *slot_rank;                     /* [n_experts] or NULL: even split, the first (n_experts % W) ranks get one more */
+    const int *slot_expert;                   /* [n_experts] or NULL: identity */
     epx_dtype_t token, wire, expert, combine; /* none is EPX_BYTES */
     epx_layout_t layout;
     epx_combine_t mode;
@@ -28,13 +28,13 @@ typedef struct {
 /* What one rank must see. Owned. */
 typedef struct {
     int n_local, n_rows;
-    int32_t *local_expert;      /* [n_local] logical expert of each local slot */
-    int32_t *expert_off;        /* [n_local + 1] */
-    epx_list_entry_t *entries;  /* [n_rows] */
-    unsigned char *rows;        /* [n_rows, H] wire dtype */
-    float *scales;              /* [n_rows, n_scales]; fp8 wire only */
-    unsigned char *result;      /* [T, H] result dtype */
-    int32_t *histogram;         /* [E] */
+    int32_t *local_expert;     /* [n_local] logical expert of each local slot */
+    int32_t *expert_off;       /* [n_local + 1] */
+    epx_list_entry_t *entries; /* [n_rows] */
+    unsigned char *rows;       /* [n_rows, H] wire dtype */
+    float *scales;             /* [n_rows, n_scales]; fp8 wire only */
+    unsigned char *result;     /* [T, H] result dtype */
+    int32_t *histogram;        /* [E] */
     uint64_t rows_sent[64], rows_received[64];
 } th_expect_t;
 
