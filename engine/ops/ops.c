@@ -23,8 +23,7 @@ enum { N_BACKENDS = sizeof g_backends / sizeof g_backends[0] };
 
 epx_status_t epx_ops_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops) {
     if (cfg == NULL || out_ops == NULL) return epx_fail(EPX_ERR_ARG, "epx_ops_create: cfg or out_ops is NULL");
-    if (cfg->size != sizeof *cfg)
-        return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.size is %u; legal: %zu", cfg->size, sizeof *cfg);
+    if (cfg->size != sizeof *cfg) return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.size is %u; legal: %zu", cfg->size, sizeof *cfg);
     if (cfg->n_threads < 1 || cfg->n_threads > 255)
         return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.n_threads is %d; legal: 1 to 255", cfg->n_threads);
     epx_status_t st = EPX_ERR_UNSUPPORTED;
@@ -54,12 +53,13 @@ void epx_ops_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids
     ops->v->embed(ops, table, ids, n_rows, out);
 }
 
-void epx_ops_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out) {
+void epx_ops_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width,
+                     float *out) {
     ops->v->rmsnorm(ops, x, w, eps, n_rows, width, out);
 }
 
-void epx_ops_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
-                    int64_t n_rows, float *out, int64_t ldo) {
+void epx_ops_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                    float *out, int64_t ldo) {
     ops->v->linear(ops, x, ldx, w, bias, n_rows, out, ldo);
 }
 
@@ -90,7 +90,8 @@ void epx_ops_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_
 
 /* One expert that owns every row, in the order of x. Entries would be the identity, so the backend takes a NULL entries
  * pointer as row i = (row_base[0], i). */
-void epx_ops_ffn(epx_ops_t *ops, const float *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn, float *out) {
+void epx_ops_ffn(epx_ops_t *ops, const float *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn,
+                 float *out) {
     const int32_t off[2] = {0, (int32_t)n_rows};
     const void *base[1] = {x};
     const epx_lists_t one = {.n_local_experts = 1,

@@ -22,7 +22,7 @@ typedef enum { EPX_W_F32 = 0, EPX_W_BF16 = 1 } epx_wtype_t;
 typedef struct {
     const void *data; /* NULL: absent */
     epx_wtype_t type;
-    int64_t n, k;     /* [n, k]; a vector has n = 1 */
+    int64_t n, k; /* [n, k]; a vector has n = 1 */
 } epx_weight_t;
 
 /* One expert's feed-forward: down(silu(gate(x)) * up(x)). gate, up [I, H]; down [H, I]. */
@@ -48,13 +48,14 @@ typedef struct epx_ops epx_ops_t;
 
 typedef struct {
     uint32_t size;
-    int n_threads;         /* >= 1, the caller's thread included */
-    const int *cpus;       /* [n_threads] or NULL: worker i is pinned to cpus[i]; cpus[0] is the caller's, who pins itself */
-    const char *isa;       /* "avx512", "avx2", "scalar"; NULL: the best this CPU has. Unavailable: EPX_ERR_UNSUPPORTED */
+    int n_threads;   /* >= 1, the caller's thread included */
+    const int *cpus; /* [n_threads] or NULL: worker i is pinned to cpus[i]; cpus[0] is the caller's, who pins itself */
+    const char *isa; /* "avx512", "avx2", "scalar"; NULL: the best this CPU has. Unavailable: EPX_ERR_UNSUPPORTED */
 } epx_ops_config_t;
 
 /* Owned by the caller (epx_ops_destroy); calls on one object from one thread at a time.
- * Returns EPX_ERR_ARG: size or n_threads (1 to 255), or a CPU that cannot be pinned to; EPX_ERR_UNSUPPORTED: isa; EPX_ERR_NOMEM. */
+ * Returns EPX_ERR_ARG: size or n_threads (1 to 255), or a CPU that cannot be pinned to; EPX_ERR_UNSUPPORTED: isa; EPX_ERR_NOMEM.
+ */
 epx_status_t epx_ops_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
 void epx_ops_destroy(epx_ops_t *ops);
 /* "avx512", "avx2" or "scalar": what runs. */
@@ -71,8 +72,8 @@ void epx_ops_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids
 /* out[m, :] = x[m, :] / sqrt(mean(x^2) + eps) * w. Rows of `width`; in place allowed. */
 void epx_ops_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
 /* out[m, n] = sum_k x[m, k] w[n, k] (+ bias[n]). ldx, ldo in floats. bias may be NULL. */
-void epx_ops_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
-                    int64_t n_rows, float *out, int64_t ldo);
+void epx_ops_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                    float *out, int64_t ldo);
 /* In place: out[m, :] += add[m, :]. */
 void epx_ops_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
 /* Per-head RMSNorm of q and k (weights may be absent), then rotary embedding (split halves, inv_freq [head_dim / 2],
@@ -95,6 +96,7 @@ void epx_ops_router_softmax_topk(epx_ops_t *ops, const float *logits, int64_t n_
 void epx_ops_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
                      float *out);
 /* Dense feed-forward of the same form; x and out [n_rows, hidden]. */
-void epx_ops_ffn(epx_ops_t *ops, const float *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn, float *out);
+void epx_ops_ffn(epx_ops_t *ops, const float *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn,
+                 float *out);
 
 #endif

@@ -13,8 +13,8 @@ typedef struct {
     epx_status_t (*reserve)(epx_ops_t *ops, int64_t max_rows, int64_t max_k, int n_heads, int64_t max_ffn);
     void (*embed)(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
     void (*rmsnorm)(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
-    void (*linear)(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
-                   int64_t n_rows, float *out, int64_t ldo);
+    void (*linear)(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                   float *out, int64_t ldo);
     void (*add)(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
     void (*qk_norm_rope_store)(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,

@@ -69,6 +69,7 @@ static void bad_cpu_is_named(void **state) {
 
 int main(void) {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_item_once), cmocka_unit_test(idle_pool_parks), cmocka_unit_test(bad_cpu_is_named)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_item_once), cmocka_unit_test(idle_pool_parks),
+                                       cmocka_unit_test(bad_cpu_is_named)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

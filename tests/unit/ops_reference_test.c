@@ -7,11 +7,12 @@ static const int g_ks[] = {1, 7, 31, 33, 128, 200, 2048};
 static const int g_ns[] = {1, 3, 130};
 static const int g_ms[] = {1, 2, 3, 4, 5, 6, 7, 11, 13, 33, 70};
 #define N_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
-#define U       0x1p-24
+#define U 0x1p-24
 
 static void check_linear(int m, int n, int k, epx_wtype_t type, int threads) {
     const int ldx = k + 3, ldo = n + 2;
-    float *x = random_floats((int64_t)m * ldx), *out = random_floats((int64_t)m * ldo), *before = must_alloc((size_t)(m * ldo) * 4);
+    float *x = random_floats((int64_t)m * ldx), *out = random_floats((int64_t)m * ldo),
+          *before = must_alloc((size_t)(m * ldo) * 4);
     test_weight_t w = random_weight(n, k, type), b = random_weight(1, n, type);
     const int with_bias = below(2);
     memcpy(before, out, (size_t)(m * ldo) * 4);
@@ -131,8 +132,12 @@ static void check_experts(int h, int ffn, epx_wtype_t type, int n_experts, int m
     }
     epx_list_entry_t *entries = must_alloc(sizeof *entries * (size_t)off[n_experts]);
     for (int i = 0; i < off[n_experts]; i++) entries[i] = (epx_list_entry_t){(uint32_t)below(SRC), (uint32_t)below(TOKENS)};
-    const epx_lists_t lists = {.n_local_experts = n_experts, .n_rows = off[n_experts], .expert_off = off, .entries = entries,
-                               .row_base = base, .row_stride_bytes = (uint64_t)stride * 4};
+    const epx_lists_t lists = {.n_local_experts = n_experts,
+                               .n_rows = off[n_experts],
+                               .expert_off = off,
+                               .entries = entries,
+                               .row_base = base,
+                               .row_stride_bytes = (uint64_t)stride * 4};
     float *out = must_alloc(sizeof *out * (size_t)(off[n_experts] * h));
     epx_ops_experts(g_ops[1 + below(MAX_THREADS)], &lists, w, h, ffn, out);
     for (int e = 0; e < n_experts; e++)
@@ -161,7 +166,7 @@ static void router_body(void) {
     float *logits = random_floats(M * E), w[M * K];
     int32_t ids[M * K];
     for (int i = 0; i < M * E; i++) logits[i] *= 10.0f;
-    for (int e = 0; e < E; e++) logits[E + e] = 1.5f;             /* all equal: lowest ids */
+    for (int e = 0; e < E; e++) logits[E + e] = 1.5f; /* all equal: lowest ids */
     logits[2 * E + 40] = logits[2 * E + 3] = logits[2 * E + 17] = 30.0f;
     for (int renorm = 0; renorm < 2; renorm++) {
         epx_ops_router_softmax_topk(g_ops[1], logits, M, E, K, renorm, ids, w);
@@ -193,7 +198,8 @@ static void router_body(void) {
 /* One sequence of n positions, heads and dims as given: q, k norm, rope, store, attention, all in double. */
 static void check_attention(int n, int heads, int kv_heads, int dim, int page) {
     const int ld = (heads + 2 * kv_heads) * dim, n_pages = n / page + 1;
-    float *qkv = random_floats((int64_t)n * ld), *raw = must_alloc((size_t)(n * ld) * 4), *out = must_alloc((size_t)(n * heads * dim) * 4);
+    float *qkv = random_floats((int64_t)n * ld), *raw = must_alloc((size_t)(n * ld) * 4),
+          *out = must_alloc((size_t)(n * heads * dim) * 4);
     float *inv = must_alloc((size_t)dim * 2);
     const size_t pool = (size_t)n_pages * (size_t)(page * kv_heads * dim);
     float *kp = must_alloc(pool * 4), *vp = must_alloc(pool * 4);
@@ -207,8 +213,8 @@ static void check_attention(int n, int heads, int kv_heads, int dim, int page) {
     memcpy(raw, qkv, (size_t)(n * ld) * 4);
     const epx_kv_layer_t kv = {kp, vp, page, kv_heads, dim};
     const float scale = 1.0f / sqrtf((float)dim);
-    epx_ops_qk_norm_rope_store(g_ops[2], qkv, qkv + heads * dim, qkv + (heads + kv_heads) * dim, ld, heads, &qn.w, &kn.w, 1e-6f, inv,
-                               1.0f, rows, n, &kv);
+    epx_ops_qk_norm_rope_store(g_ops[2], qkv, qkv + heads * dim, qkv + (heads + kv_heads) * dim, ld, heads, &qn.w, &kn.w, 1e-6f,
+                               inv, 1.0f, rows, n, &kv);
     for (int i = 0; i < n; i++) /* norm and rope of every head */
         for (int h = 0; h < heads + kv_heads; h++) {
             const float *x = raw + i * ld + h * dim;
@@ -246,7 +252,8 @@ static void check_attention(int n, int heads, int kv_heads, int dim, int page) {
                              out[(i * heads + h) * dim + d], want);
             }
         }
-    free(qkv), free(raw), free(out), free(inv), free(kp), free(vp), free(table), free(rows), free(p), free(qn.block), free(kn.block);
+    free(qkv), free(raw), free(out), free(inv), free(kp), free(vp), free(table), free(rows), free(p), free(qn.block),
+        free(kn.block);
 }
 
 static void attention_body(void) {
@@ -279,8 +286,13 @@ static void bad_config_is_named(void **s) {
 int main(void) {
     seed_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear), cmocka_unit_test(rows),      cmocka_unit_test(silu),                cmocka_unit_test(experts),
-        cmocka_unit_test(router), cmocka_unit_test(attention), cmocka_unit_test(bad_config_is_named),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(rows),
+        cmocka_unit_test(silu),
+        cmocka_unit_test(experts),
+        cmocka_unit_test(router),
+        cmocka_unit_test(attention),
+        cmocka_unit_test(bad_config_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,8 +13,8 @@ static void same_bits(const char *what, int row, const void *a, const void *b, s
 
 static void linear_case(int n, int k, epx_wtype_t type) {
     enum { M = 70 };
-    float *x = random_floats((int64_t)M * k), *px = must_alloc((size_t)M * (size_t)k * 4), *want = must_alloc((size_t)M * (size_t)n * 4),
-          *got = must_alloc((size_t)M * (size_t)n * 4);
+    float *x = random_floats((int64_t)M * k), *px = must_alloc((size_t)M * (size_t)k * 4),
+          *want = must_alloc((size_t)M * (size_t)n * 4), *got = must_alloc((size_t)M * (size_t)n * 4);
     test_weight_t w = random_weight(n, k, type), bias = random_weight(1, n, type);
     int order[M];
     for (int i = 0; i < M; i++) order[i] = i;
@@ -62,7 +62,8 @@ static void experts_case(int h, int ffn, epx_wtype_t type) {
     enum { E = 4, ROWS = 30, SRC = 2, MAX_LIST = 400 };
     test_weight_t b[E][3];
     epx_expert_weights_t w[E];
-    float *x = random_floats((int64_t)ROWS * h), *want = must_alloc((size_t)(E * ROWS * h) * 4), *got = must_alloc((size_t)(MAX_LIST * h) * 4);
+    float *x = random_floats((int64_t)ROWS * h), *want = must_alloc((size_t)(E * ROWS * h) * 4),
+          *got = must_alloc((size_t)(MAX_LIST * h) * 4);
     float *copy = must_alloc((size_t)(SRC * ROWS * h) * 4);
     epx_list_entry_t entries[MAX_LIST];
     int32_t off[E + 1] = {0};
@@ -81,12 +82,17 @@ static void experts_case(int h, int ffn, epx_wtype_t type) {
         }
         for (int e = 0; e < E; e++) off[e + 1] = off[e] + (below(3) == 0 ? 0 : below(trial == 0 ? 100 : 14)); /* trial 0: waves */
         for (int i = 0; i < off[E]; i++) entries[i] = (epx_list_entry_t){(uint32_t)below(SRC), (uint32_t)below(ROWS)};
-        const epx_lists_t l = {.n_local_experts = E, .n_rows = off[E], .expert_off = off, .entries = entries, .row_base = base,
+        const epx_lists_t l = {.n_local_experts = E,
+                               .n_rows = off[E],
+                               .expert_off = off,
+                               .entries = entries,
+                               .row_base = base,
                                .row_stride_bytes = (uint64_t)h * 4};
         epx_ops_experts(g_ops[1 + below(MAX_THREADS)], &l, w, h, ffn, got);
         for (int e = 0; e < E; e++)
             for (int i = off[e]; i < off[e + 1]; i++)
-                same_bits("experts", i, got + i * h, want + (e * ROWS + row_at[entries[i].src][entries[i].token]) * h, (size_t)h * 4);
+                same_bits("experts", i, got + i * h, want + (e * ROWS + row_at[entries[i].src][entries[i].token]) * h,
+                          (size_t)h * 4);
     }
     for (int e = 0; e < E; e++) free(b[e][0].block), free(b[e][1].block), free(b[e][2].block);
     free(x), free(want), free(got), free(copy);
@@ -129,8 +135,8 @@ static void attn_step(attn_case_t *c, epx_ops_t *ops, const int (*at)[2], int n,
         memcpy(x + i * c->ld, c->raw[at[i][0]] + at[i][1] * c->ld, (size_t)c->ld * 4);
         rows[i] = (epx_attn_row_t){c->table[at[i][0]], at[i][1]};
     }
-    epx_ops_qk_norm_rope_store(ops, x, x + out_w, x + out_w + c->kv_heads * c->dim, c->ld, c->heads, &c->q_norm.w, &c->k_norm.w, 1e-6f,
-                               c->inv, 1.0f, rows, n, &kv);
+    epx_ops_qk_norm_rope_store(ops, x, x + out_w, x + out_w + c->kv_heads * c->dim, c->ld, c->heads, &c->q_norm.w, &c->k_norm.w,
+                               1e-6f, c->inv, 1.0f, rows, n, &kv);
     epx_ops_attention(ops, x, c->ld, c->heads, 0.3f, rows, n, &kv, o, out_w);
     for (int i = 0; i < n; i++) memcpy(out[at[i][0]] + at[i][1] * out_w, o + i * out_w, (size_t)out_w * 4);
     free(x), free(o), free(rows);
@@ -174,7 +180,9 @@ static void attention_case(int heads, int kv_heads, int dim) {
         new_pages(&c, pages[trial % 3]);
         attn_run(&c, 0, got);
         for (int s = 0; s < SEQS; s++)
-            for (int p = 0; p < LEN; p++) same_bits("attention", p, (char *)got[s] + (size_t)p * out_bytes, (char *)want[s] + (size_t)p * out_bytes, out_bytes);
+            for (int p = 0; p < LEN; p++)
+                same_bits("attention", p, (char *)got[s] + (size_t)p * out_bytes, (char *)want[s] + (size_t)p * out_bytes,
+                          out_bytes);
     }
     for (int s = 0; s < SEQS; s++) {
         for (int i = 0; i < LEN * heads * dim; i++) assert_false(isnan(want[s][i]));
@@ -196,6 +204,7 @@ static void attention(void **s) { (void)s, each_isa(attention_body); }
 
 int main(void) {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(rows), cmocka_unit_test(experts), cmocka_unit_test(attention)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(linear), cmocka_unit_test(rows), cmocka_unit_test(experts),
+                                       cmocka_unit_test(attention)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,7 +18,8 @@ typedef struct {
     const epx_kv_layer_t *kv;
 } rope_job_t;
 
-static void norm_rope_heads(const rope_job_t *j, float *x, int n_heads, const epx_weight_t *norm, const float *cosine, const float *sine) {
+static void norm_rope_heads(const rope_job_t *j, float *x, int n_heads, const epx_weight_t *norm, const float *cosine,
+                            const float *sine) {
     const int dim = j->kv->head_dim;
     for (int h = 0; h < n_heads; h++) {
         if (norm != NULL && norm->data != NULL) j->c->k->rmsnorm(x + h * dim, norm, j->eps, dim, x + h * dim);

@@ -23,7 +23,8 @@ static int cpu_n_threads(const epx_ops_t *ops) { return epx_pool_n_threads(((con
 /* *out = a * b elements, 64-byte aligned; the old block is freed only on success. */
 static epx_status_t grow(void **out, int64_t a, int64_t b, size_t elem_bytes) {
     size_t bytes;
-    if (!epx_mul_size((size_t)a, (size_t)b, &bytes) || !epx_mul_size(bytes, elem_bytes, &bytes) || !epx_round_up_size(bytes, 64, &bytes))
+    if (!epx_mul_size((size_t)a, (size_t)b, &bytes) || !epx_mul_size(bytes, elem_bytes, &bytes) ||
+        !epx_round_up_size(bytes, 64, &bytes))
         return epx_fail(EPX_ERR_NOMEM, "ops scratch of %lld x %lld elements overflows", (long long)a, (long long)b);
     void *p = aligned_alloc(64, bytes);
     if (p == NULL) return epx_fail(EPX_ERR_NOMEM, "ops scratch: %zu bytes wanted", bytes);
@@ -38,8 +39,8 @@ static epx_status_t cpu_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k,
     epx_cpu_ops_t *c = epx_cpu(ops);
     (void)n_heads; /* attention works in tiles of fixed size */
     if (max_k > INT32_MAX || max_ffn > INT32_MAX || max_rows > INT32_MAX)
-        return epx_fail(EPX_ERR_ARG, "epx_ops_reserve: max_rows %lld, max_k %lld, max_ffn %lld; legal: below 2^31", (long long)max_rows,
-                        (long long)max_k, (long long)max_ffn);
+        return epx_fail(EPX_ERR_ARG, "epx_ops_reserve: max_rows %lld, max_k %lld, max_ffn %lld; legal: below 2^31",
+                        (long long)max_rows, (long long)max_k, (long long)max_ffn);
     const int64_t rows = max_i64(c->max_rows, max_i64(max_rows, MIN_ROWS));
     const int64_t k = max_i64(c->max_k, epx_packed_len(max_i64(max_k, max_ffn), EPX_OPS_MAX_WIDTH));
     const int64_t ffn = max_i64(c->max_ffn, epx_packed_len(max_ffn, EPX_OPS_MAX_WIDTH));
@@ -74,7 +75,8 @@ static const epx_ops_vtbl_t g_vtbl = {
 epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops) {
     const epx_cpu_kernels_t *k = epx_cpu_kernels_find(cfg->isa);
     if (k == NULL)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "instruction set '%s' is not available; legal here: %s", cfg->isa, epx_ops_cpu_isa_available());
+        return epx_fail(EPX_ERR_UNSUPPORTED, "instruction set '%s' is not available; legal here: %s", cfg->isa,
+                        epx_ops_cpu_isa_available());
     epx_cpu_ops_t *c = calloc(1, sizeof *c);
     if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "ops object");
     c->base.v = &g_vtbl;

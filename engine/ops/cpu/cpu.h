@@ -14,13 +14,13 @@ typedef struct {
 typedef struct {
     epx_ops_t base;
     const epx_cpu_kernels_t *k;
-    epx_pool_t *pool;          /* owned */
-    int64_t max_rows;          /* rows that `packed` and `mid` hold; more rows are done in waves */
-    int64_t max_k, max_ffn;    /* reserved, padded to whole register pairs */
-    float *packed;             /* owned, [max_rows, max_k] */
-    float *mid;                /* owned, [max_rows, max_ffn]: packed silu(gate) * up */
+    epx_pool_t *pool;            /* owned */
+    int64_t max_rows;            /* rows that `packed` and `mid` hold; more rows are done in waves */
+    int64_t max_k, max_ffn;      /* reserved, padded to whole register pairs */
+    float *packed;               /* owned, [max_rows, max_k] */
+    float *mid;                  /* owned, [max_rows, max_ffn]: packed silu(gate) * up */
     epx_cpu_segment_t *segments; /* owned, [max_rows] */
-    float *per_thread;         /* owned, [n_threads, thread_floats] */
+    float *per_thread;           /* owned, [n_threads, thread_floats] */
     int64_t thread_floats;
 } epx_cpu_ops_t;
 
@@ -41,8 +41,8 @@ const char *epx_ops_cpu_isa_available(void);
 /* The functions of the table in ops_spi.h. */
 void epx_cpu_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
 void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
-void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
-                    int64_t n_rows, float *out, int64_t ldo);
+void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                    float *out, int64_t ldo);
 void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
 void epx_cpu_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
                                 const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,

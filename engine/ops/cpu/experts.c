@@ -10,11 +10,12 @@ typedef struct {
     int64_t hidden, ffn, ldxp, ldmid;
     int64_t wave0; /* list index of the wave's first row */
     int n_segments;
-    float *out;    /* of the wave's first row */
+    float *out; /* of the wave's first row */
 } job_t;
 
 static const float *list_row(const epx_lists_t *l, int64_t i) {
-    if (l->entries == NULL) return (const float *)(const void *)((const char *)l->row_base[0] + (uint64_t)i * l->row_stride_bytes);
+    if (l->entries == NULL)
+        return (const float *)(const void *)((const char *)l->row_base[0] + (uint64_t)i * l->row_stride_bytes);
     const epx_list_entry_t e = l->entries[i];
     return (const float *)(const void *)((const char *)l->row_base[e.src] + e.token * l->row_stride_bytes);
 }

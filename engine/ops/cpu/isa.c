@@ -7,7 +7,8 @@
 #ifdef EPX_OPS_X86
 static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 static int has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
 }
 static const epx_cpu_kernels_t *avx512(void) { return has_avx512() ? &epx_cpu_kernels_avx512 : NULL; }
 static const epx_cpu_kernels_t *avx2(void) { return has_avx2() ? &epx_cpu_kernels_avx2 : NULL; }

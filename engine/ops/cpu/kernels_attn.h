@@ -6,8 +6,8 @@
 
 typedef struct {
     const epx_attn_tile_t *t;
-    int n_q, dim, dim_p;    /* vectors, head_dim, its packed length */
-    float *qp, *acc, *s;    /* [n_q, dim_p], [n_q, dim_p], [n_q, EPX_OPS_KV_BLOCK] */
+    int n_q, dim, dim_p; /* vectors, head_dim, its packed length */
+    float *qp, *acc, *s; /* [n_q, dim_p], [n_q, dim_p], [n_q, EPX_OPS_KV_BLOCK] */
     float max[EPX_OPS_Q_TILE], sum[EPX_OPS_Q_TILE];
     int n_pos[EPX_OPS_Q_TILE]; /* positions of the present block that each vector attends to */
     const float *k[EPX_OPS_KV_BLOCK], *v[EPX_OPS_KV_BLOCK];
@@ -77,38 +77,38 @@ static void attn_softmax(attn_t *a, int i) {
 }
 
 /* acc[d ..] of vectors i .. i + NQ += sum_j s[j] v_j[d ..], j ascending; one or two registers wide. */
-#define PV_DECL(m)                                                            \
-    float *c##m = a->acc + (int64_t)(i + (m)) * a->dim_p + d;                 \
-    const float *s##m = a->s + (i + (m)) * EPX_OPS_KV_BLOCK;                  \
+#define PV_DECL(m)                                            \
+    float *c##m = a->acc + (int64_t)(i + (m)) * a->dim_p + d; \
+    const float *s##m = a->s + (i + (m)) * EPX_OPS_KV_BLOCK;  \
     vf y##m = v_load(c##m);
 #define PV_DECL2(m) vf z##m = v_load(c##m + VW);
 #define PV_FMA(m) y##m = v_fma(v_set1(s##m[j]), v0, y##m);
-#define PV_FMA2(m)                        \
-    {                                     \
-        const vf p = v_set1(s##m[j]);     \
-        y##m = v_fma(p, v0, y##m);        \
-        z##m = v_fma(p, v1, z##m);        \
+#define PV_FMA2(m)                    \
+    {                                 \
+        const vf p = v_set1(s##m[j]); \
+        y##m = v_fma(p, v0, y##m);    \
+        z##m = v_fma(p, v1, z##m);    \
     }
-#define PV_STORE(m)  v_store(c##m, y##m);
+#define PV_STORE(m) v_store(c##m, y##m);
 #define PV_STORE2(m) v_store(c##m + VW, z##m);
-#define PV(NQ)                                                                                      \
-    static void attn_values_##NQ(attn_t *a, int i, int n) {                                         \
-        int d = 0;                                                                                  \
-        for (; d + 2 * VW <= a->dim; d += 2 * VW) {                                                 \
-            REP_##NQ(PV_DECL) REP_##NQ(PV_DECL2) for (int j = 0; j < n; j++) {                      \
-                const vf v0 = v_load(a->v[j] + d), v1 = v_load(a->v[j] + d + VW);                   \
-                REP_##NQ(PV_FMA2)                                                                   \
-            }                                                                                       \
-            REP_##NQ(PV_STORE) REP_##NQ(PV_STORE2)                                                  \
-        }                                                                                           \
-        for (; d < a->dim; d += VW) {                                                               \
-            const int rest = a->dim - d < VW ? a->dim - d : VW;                                     \
-            REP_##NQ(PV_DECL) for (int j = 0; j < n; j++) {                                         \
-                const vf v0 = v_loadn(a->v[j] + d, rest);                                           \
-                REP_##NQ(PV_FMA)                                                                    \
-            }                                                                                       \
-            REP_##NQ(PV_STORE)                                                                      \
-        }                                                                                           \
+#define PV(NQ)                                                                    \
+    static void attn_values_##NQ(attn_t *a, int i, int n) {                       \
+        int d = 0;                                                                \
+        for (; d + 2 * VW <= a->dim; d += 2 * VW) {                               \
+            REP_##NQ(PV_DECL) REP_##NQ(PV_DECL2) for (int j = 0; j < n; j++) {    \
+                const vf v0 = v_load(a->v[j] + d), v1 = v_load(a->v[j] + d + VW); \
+                REP_##NQ(PV_FMA2)                                                 \
+            }                                                                     \
+            REP_##NQ(PV_STORE) REP_##NQ(PV_STORE2)                                \
+        }                                                                         \
+        for (; d < a->dim; d += VW) {                                             \
+            const int rest = a->dim - d < VW ? a->dim - d : VW;                   \
+            REP_##NQ(PV_DECL) for (int j = 0; j < n; j++) {                       \
+                const vf v0 = v_loadn(a->v[j] + d, rest);                         \
+                REP_##NQ(PV_FMA)                                                  \
+            }                                                                     \
+            REP_##NQ(PV_STORE)                                                    \
+        }                                                                         \
     }
 PV(1)
 PV(2)

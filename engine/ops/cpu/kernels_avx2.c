@@ -4,9 +4,9 @@
 #include "base/half.h"
 #include "engine/ops/cpu/kernels.h"
 
-#define VW      8
-#define VISA    avx2
-#define MR_MAX  2 /* 16 registers: 8 sums, 4 weights, 1 activation */
+#define VW 8
+#define VISA avx2
+#define MR_MAX 2 /* 16 registers: 8 sums, 4 weights, 1 activation */
 typedef __m256 vf;
 static inline vf v_zero(void) { return _mm256_setzero_ps(); }
 static inline vf v_set1(float x) { return _mm256_set1_ps(x); }

@@ -4,9 +4,9 @@
 #include "base/half.h"
 #include "engine/ops/cpu/kernels.h"
 
-#define VW      16
-#define VISA    avx512
-#define MR_MAX  6 /* 32 registers: 24 sums, 4 weights, 1 activation, a mask */
+#define VW 16
+#define VISA avx512
+#define MR_MAX 6 /* 32 registers: 24 sums, 4 weights, 1 activation, a mask */
 typedef __m512 vf;
 static inline vf v_zero(void) { return _mm512_setzero_ps(); }
 static inline vf v_set1(float x) { return _mm512_set1_ps(x); }

@@ -11,7 +11,7 @@
 #include "base/status.h"
 
 #define CAT_(a, b) a##b
-#define CAT(a, b)  CAT_(a, b)
+#define CAT(a, b) CAT_(a, b)
 
 /* ---- exp ---- */
 
@@ -66,45 +66,46 @@ static inline vf odd_f32(const float *p) { return v_load(p + VW); }
 #define REP_5(F) REP_4(F) F(4)
 #define REP_6(F) REP_5(F) F(5)
 
-#define T_DECL(m)            \
+#define T_DECL(m)                    \
     const float *x##m = x + (m)*ldx; \
     vf a##m##0 = v_zero(), a##m##1 = v_zero(), a##m##2 = v_zero(), a##m##3 = v_zero();
-#define T_FMA(m)                       \
-    {                                  \
+#define T_FMA(m)                               \
+    {                                          \
         const vf xv = v_load(x##m + i + half); \
-        a##m##0 = v_fma(xv, b0, a##m##0);  \
-        a##m##1 = v_fma(xv, b1, a##m##1);  \
-        a##m##2 = v_fma(xv, b2, a##m##2);  \
-        a##m##3 = v_fma(xv, b3, a##m##3);  \
+        a##m##0 = v_fma(xv, b0, a##m##0);      \
+        a##m##1 = v_fma(xv, b1, a##m##1);      \
+        a##m##2 = v_fma(xv, b2, a##m##2);      \
+        a##m##3 = v_fma(xv, b3, a##m##3);      \
     }
-#define T_STEP(LOAD, HALF, REP, p0, p1, p2, p3)                                    \
-    {                                                                              \
-        const int half = HALF;                                                     \
-        const vf b0 = LOAD(p0), b1 = LOAD(p1), b2 = LOAD(p2), b3 = LOAD(p3);       \
-        REP(T_FMA)                                                                 \
+#define T_STEP(LOAD, HALF, REP, p0, p1, p2, p3)                              \
+    {                                                                        \
+        const int half = HALF;                                               \
+        const vf b0 = LOAD(p0), b1 = LOAD(p1), b2 = LOAD(p2), b3 = LOAD(p3); \
+        REP(T_FMA)                                                           \
     }
-#define T_STORE(m)                                                   \
-    {                                                                \
-        float sum[4];                                                \
-        v_hsum4(a##m##0, a##m##1, a##m##2, a##m##3, sum);            \
-        for (int j = 0; j < nr; j++) out[(m)*ldo + j] = sum[j];      \
+#define T_STORE(m)                                              \
+    {                                                           \
+        float sum[4];                                           \
+        v_hsum4(a##m##0, a##m##1, a##m##2, a##m##3, sum);       \
+        for (int j = 0; j < nr; j++) out[(m)*ldo + j] = sum[j]; \
     }
 /* out[i, j] = dot(x row i, w[j]), j < nr <= 4. All four pointers of w are readable; x is packed. */
-#define TILE(MR, WT)                                                                                                       \
-    static void tile_##WT##_##MR(const float *x, int64_t ldx, const WT##_t *const w[4], int64_t k, float *out, int64_t ldo, int nr) { \
-        const WT##_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];                                                       \
-        int64_t i = 0;                                                                                                     \
-        REP_##MR(T_DECL) for (; i + 2 * VW <= k; i += 2 * VW) {                                                            \
-            T_STEP(even_##WT, 0, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                 \
-            T_STEP(odd_##WT, VW, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                 \
-        }                                                                                                                  \
-        if (i < k) {                                                                                                       \
-            WT##_t tail[4][2 * VW] = {{0}};                                                                                \
-            for (int j = 0; j < 4; j++) memcpy(tail[j], w[j] + i, (size_t)(k - i) * sizeof(WT##_t));                       \
-            T_STEP(even_##WT, 0, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                             \
-            T_STEP(odd_##WT, VW, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                             \
-        }                                                                                                                  \
-        REP_##MR(T_STORE)                                                                                                  \
+#define TILE(MR, WT)                                                                                                        \
+    static void tile_##WT##_##MR(const float *x, int64_t ldx, const WT##_t *const w[4], int64_t k, float *out, int64_t ldo, \
+                                 int nr) {                                                                                  \
+        const WT##_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];                                                        \
+        int64_t i = 0;                                                                                                      \
+        REP_##MR(T_DECL) for (; i + 2 * VW <= k; i += 2 * VW) {                                                             \
+            T_STEP(even_##WT, 0, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                  \
+            T_STEP(odd_##WT, VW, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                  \
+        }                                                                                                                   \
+        if (i < k) {                                                                                                        \
+            WT##_t tail[4][2 * VW] = {{0}};                                                                                 \
+            for (int j = 0; j < 4; j++) memcpy(tail[j], w[j] + i, (size_t)(k - i) * sizeof(WT##_t));                        \
+            T_STEP(even_##WT, 0, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                              \
+            T_STEP(odd_##WT, VW, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                              \
+        }                                                                                                                   \
+        REP_##MR(T_STORE)                                                                                                   \
     }
 
 typedef uint16_t bf16_t;
@@ -180,9 +181,7 @@ static void gemm(const epx_gemm_t *g) {
 
 /* ---- rows ---- */
 
-static inline vf silu_mul(vf g, vf u) {
-    return v_mul(v_div(g, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), g)))), u);
-}
+static inline vf silu_mul(vf g, vf u) { return v_mul(v_div(g, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), g)))), u); }
 
 static void silu_mul_pack(float *gate, const float *up, int64_t n, epx_wtype_t type, float *dst) {
     int64_t i = 0;
@@ -283,7 +282,7 @@ static void router(const float *logits, int n_experts, int top_k, int renormaliz
 
 const epx_cpu_kernels_t CAT(epx_cpu_kernels_, VISA) = {
 #define NAME_(x) #x
-#define NAME(x)  NAME_(x)
+#define NAME(x) NAME_(x)
     .name = NAME(VISA),
     .width = VW,
     .pack = pack,

@@ -5,9 +5,9 @@
 #include "base/half.h"
 #include "engine/ops/cpu/kernels.h"
 
-#define VW      1
-#define VISA    scalar
-#define MR_MAX  2
+#define VW 1
+#define VISA scalar
+#define MR_MAX 2
 typedef float vf;
 static inline vf v_zero(void) { return 0.0f; }
 static inline vf v_set1(float x) { return x; }

@@ -44,8 +44,8 @@ static void gemm_item(void *ctx, int64_t item, int thread) {
     if (j->bias != NULL && j->bias->data != NULL) add_bias(j->bias, n0, g.n, g.m, g.out, g.ldo);
 }
 
-void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias,
-                    int64_t n_rows, float *out, int64_t ldo) {
+void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                    float *out, int64_t ldo) {
     epx_cpu_ops_t *c = epx_cpu(ops);
     const int64_t kp = epx_cpu_packed_len(c, w->k);
     EPX_ASSERT(kp <= c->max_k);

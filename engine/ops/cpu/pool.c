@@ -24,10 +24,10 @@
 #define PARKED(g) (((g) >> 8) & 0xFFu)
 #define ONE_INSIDE 1u
 #define ONE_PARKED (1u << 8)
-#define OPEN       (1u << 16)
-#define STOP       (1u << 17)
-#define ONE_JOB    (1u << 18)
-#define JOB(g)     ((g) >> 18)
+#define OPEN (1u << 16)
+#define STOP (1u << 17)
+#define ONE_JOB (1u << 18)
+#define JOB(g) ((g) >> 18)
 
 /* A futex wake costs about 40 us where the CPU halts, so spinning longer than that gains nothing. */
 enum { SPIN_NS = 60000, PAUSES_BEFORE_YIELD = 32 };
@@ -43,7 +43,7 @@ struct epx_pool {
         epx_pool_t *pool;
         pthread_t thread;
         int idx;
-    } *workers; /* owned, [n_threads - 1] */
+    } * workers; /* owned, [n_threads - 1] */
 };
 
 static void claim_items(epx_pool_t *p, int thread) {

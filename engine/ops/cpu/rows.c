@@ -31,7 +31,8 @@ static void rmsnorm_item(void *ctx, int64_t row, int thread) {
     j->k->rmsnorm(j->x + row * j->width, j->w, j->eps, j->width, j->out + row * j->width);
 }
 
-void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out) {
+void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width,
+                     float *out) {
     job_t j = {.k = epx_cpu(ops)->k, .w = w, .x = x, .out = out, .width = width, .eps = eps};
     epx_pool_run(epx_cpu(ops)->pool, rmsnorm_item, &j, n_rows, epx_cpu_worth(8.0 * (double)(n_rows * width), 0));
 }
@@ -50,7 +51,8 @@ void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, i
 static void router_item(void *ctx, int64_t row, int thread) {
     const job_t *j = ctx;
     (void)thread;
-    j->k->router(j->x + row * j->width, (int)j->width, j->top_k, j->renormalize, j->out_ids + row * j->top_k, j->out + row * j->top_k);
+    j->k->router(j->x + row * j->width, (int)j->width, j->top_k, j->renormalize, j->out_ids + row * j->top_k,
+                 j->out + row * j->top_k);
 }
 
 void epx_cpu_router(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
