@@ -235,6 +235,42 @@ static void backends_give_the_same_bits(void **state) {
                          sizes[(size_t)(n + l) % 4]);
 }
 
+/* ---- reuse: a rank that sends a peer nothing, then something, may not overtake the peer's reading ---- */
+
+static void overtake_body(epx_world_t *w, int rank, void *arg) {
+    static const float weights[2] = {1, 1}, x[2 * 8] = {0};
+    static const int32_t own[2] = {0, 0}, peer[2] = {1, 1};
+    int *bad = arg;
+    epx_group_t *g = NULL;
+    epx_plan_t *p = NULL;
+    epx_plan_config_t cfg;
+    epx_plan_config_init(&cfg);
+    cfg.max_tokens = 2, cfg.hidden = 8, cfg.top_k = 1, cfg.n_experts = 2; /* expert e is on rank e */
+    if (epx_group_create(w, NULL, 0, -1, &g) || epx_plan_create(g, &cfg, &p)) bad[rank] = -1;
+    for (int step = 0; step < 40 && bad[rank] == 0; step++) {
+        float out[2 * 8], y[4 * 8] = {0};
+        int32_t count = -1;
+        epx_io_t io;
+        epx_io_init(&io);
+        io.x = x, io.weights = weights, io.out_counts = &count, io.n_tokens = rank == 0 ? 2 : 0;
+        io.ids = step % 2 ? peer : own;
+        if (epx_dispatch(p, &io)) bad[rank] = -2;
+        if (count != (rank == step % 2 ? 2 : 0)) bad[rank] = step + 1;
+        io.x = y, io.out_x = out;
+        if (epx_combine(p, &io)) bad[rank] = -3;
+    }
+    epx_plan_destroy(p);
+    epx_group_destroy(g);
+}
+
+static void routing_is_not_overwritten_while_it_is_read(void **state) {
+    (void)state;
+    int bad[2] = {0, 0};
+    assert_int_equal(lib_run(2, overtake_body, bad), EPX_OK);
+    assert_int_equal(bad[0], 0);
+    assert_int_equal(bad[1], 0);
+}
+
 /* ---- failures with threads as ranks ---- */
 
 typedef struct {
@@ -315,6 +351,7 @@ static void a_rank_that_stops_ends_the_plan(void **state) {
 
 int main(void) {
     printf("seed %llu (EPX_TEST_SEED)\n", (unsigned long long)base_seed());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(a_rank_that_stops_ends_the_plan)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(routing_is_not_overwritten_while_it_is_read),
+                                       cmocka_unit_test(a_rank_that_stops_ends_the_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
