@@ -8,51 +8,57 @@ FUZZ_SECONDS ?= 60
 #: make            build the release preset in build/release and leave the program at build/epx
 all: build-release
 
-# Configure once per preset; ninja runs cmake again by itself when a CMakeLists.txt changes.
+# Configure once per preset; ninja runs cmake again by itself when a CMakeLists.txt changes. Tests are left out of the build
+# while what they need is not installed, so that `make` and `make run` work without it.
 build/%/build.ninja: CMakePresets.json
-	cmake --preset $* --log-level=WARNING
+	cmake --preset $* --log-level=WARNING -DEPX_BUILD_TESTS=$$(scripts/install-deps test --check 2>/dev/null && echo ON || echo OFF)
 	@touch $@
 
 build-%: build/%/build.ninja
-	cmake --build build/$* -j $(JOBS)
+	cmake --build build/$* -j $(JOBS) $(if $(TARGET),--target $(TARGET))
 	@if [ $* = release ]; then ln -sfn release/app/epx build/epx; fi
+
+# The same with the tests, after `deps-test`.
+with-tests-%: build/%/build.ninja
+	@if grep -q 'EPX_BUILD_TESTS:BOOL=OFF' build/$*/CMakeCache.txt; then cmake --preset $* --log-level=WARNING -DEPX_BUILD_TESTS=ON; fi
+	@$(MAKE) --no-print-directory build-$*
 
 deps-%:
 	@scripts/install-deps $*
 
 #: make run        install what is missing, build, start two ranks, answer a word problem, then serve on port 30000
 run: deps-run
-	@$(MAKE) --no-print-directory build-release
+	@$(MAKE) --no-print-directory build-release TARGET=epx
 	build/epx demo --model-path $(MODEL)
 
 #: make test       install what is missing, build, run all tests (at most 10 minutes on 2 cores)
 test: deps-test
-	@$(MAKE) --no-print-directory build-release
+	@$(MAKE) --no-print-directory with-tests-release
 	JOBS=$(JOBS) scripts/ci-ctest release -LE soak
 
 #: make asan       tests under AddressSanitizer and UndefinedBehaviorSanitizer
 asan: deps-test
-	@$(MAKE) --no-print-directory build-asan
+	@$(MAKE) --no-print-directory with-tests-asan
 	JOBS=$(JOBS) scripts/ci-ctest asan -LE 'soak|release_only'
 
 #: make tsan       tests labelled tsan (ranks as threads) under ThreadSanitizer
 tsan: deps-test
-	@$(MAKE) --no-print-directory build-tsan
+	@$(MAKE) --no-print-directory with-tests-tsan
 	JOBS=$(JOBS) scripts/ci-ctest tsan -L tsan
 
 #: make mutants    check that every planted mistake of the protocol makes a test fail
 mutants: deps-test
-	@$(MAKE) --no-print-directory build-mutants
+	@$(MAKE) --no-print-directory with-tests-mutants
 	JOBS=$(JOBS) scripts/ci-ctest mutants -L mutants
 
 #: make fuzz       run each libFuzzer harness for FUZZ_SECONDS (60)
 fuzz: deps-ci
-	@$(MAKE) --no-print-directory build-fuzz
+	@$(MAKE) --no-print-directory with-tests-fuzz
 	scripts/ci-fuzz build/fuzz $(FUZZ_SECONDS)
 
 #: make soak       the long runs; SOAK_MINUTES (30) bounds them
 soak: deps-test
-	@$(MAKE) --no-print-directory build-release
+	@$(MAKE) --no-print-directory with-tests-release
 	scripts/soak
 
 #: make format     rewrite the C files with clang-format
