@@ -56,7 +56,8 @@ typedef struct {
     uint32_t size;       /* sizeof(epx_world_config_t), set by epx_world_config_init() */
     int rank, n_ranks;   /* -1: take from the bootstrap */
     const char *bootstrap; /* "self" (one rank), or NULL with the two callbacks; "tcp:HOST:PORT", "env", "file:PATH" later */
-    /* Every rank gives n_bytes; out_all receives n_ranks * n_bytes in rank order. Must return a status. */
+    /* Every rank gives n_bytes (at most a few hundred); out_all receives n_ranks * n_bytes in rank order. EPX_OK or a negative
+     * status. Called by world and group creation only. */
     epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
     epx_status_t (*barrier)(void *ctx);
     void *ctx;
@@ -64,9 +65,15 @@ typedef struct {
     uint64_t timeout_ns;    /* of set-up calls; 0: 30 s */
 } epx_world_config_t;
 
+/* Defaults: rank and n_ranks -1, everything else zero. */
 EPX_API void epx_world_config_init(epx_world_config_t *cfg);
-/* Collective over all ranks. *cfg and its strings are borrowed during the call only; ctx until epx_world_destroy(). */
+/* Meet the other ranks.
+ * Collective over all ranks: one all-gather. *cfg and its strings are borrowed during the call only; ctx until
+ * epx_world_destroy().
+ * Returns EPX_ERR_ARG, _UNSUPPORTED (a name that is not built), EPX_ERR_MISMATCH on all ranks when n_ranks or transports
+ * differ, or the failure of another rank with its message. *out_world is written on success only; owned by the caller. */
 EPX_API epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world);
+/* -1 and 0 for NULL. */
 EPX_API int epx_world_rank(const epx_world_t *w);
 EPX_API int epx_world_size(const epx_world_t *w);
 /* Destroys no groups: destroy those first. Not collective. NULL is allowed. */
@@ -91,22 +98,30 @@ typedef struct {
 
 /* Make a group of the world ranks ranks[0..n_ranks) (distinct, any order; group rank i is ranks[i]). Collective over the
  * world: every world rank makes the same calls in the same order; a rank not listed gets *out_group = NULL and EPX_OK.
- * ranks NULL and n_ranks 0: all ranks. device: -1 CPU; a CUDA device ordinal later. */
+ * ranks NULL and n_ranks 0: all ranks. device: -1 CPU; a CUDA device ordinal later.
+ * Connects the ranks and takes one small control slab; a failure on one rank fails the call on all world ranks.
+ * Returns EPX_ERR_ARG, _UNSUPPORTED (no allowed transport joins the ranks, with the reason), _MISMATCH (the rank lists differ),
+ * _NOMEM, _OS, _TIMEOUT, _PEER. *out_group is owned by the caller and borrows w. */
 EPX_API epx_status_t epx_group_create(epx_world_t *w, const int *ranks, int n_ranks, int device, epx_group_t **out_group);
+/* -1 and 0 for NULL. */
 EPX_API int epx_group_rank(const epx_group_t *g);
 EPX_API int epx_group_size(const epx_group_t *g);
+/* Strings in *out_caps are static. */
 EPX_API epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_caps);
 
 #define EPX_GROUP_RECORD_BYTES 256
 /* All-gather of one small record per rank, for step agreement: out_all is [W, n_bytes] in group-rank order.
  * Collective, n_bytes <= EPX_GROUP_RECORD_BYTES and equal on all ranks, no allocation, spins, yields, then parks.
- * timeout_ns 0: wait for ever, but a dead peer still ends it.
- * Returns EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer; after those the group is lost. */
+ * timeout_ns 0: wait for ever, but a dead peer still ends it. mine may be the own part of out_all.
+ * Returns EPX_ERR_ARG (nothing was sent); EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer, EPX_ERR_ABORTED when another rank
+ * gave up, EPX_ERR_MISMATCH when n_bytes differ: after those the group is lost and every later call on it fails. */
 EPX_API epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns);
-/* Mark a peer dead or alive for masked exchanges. */
+/* Mark a peer dead or alive for masked exchanges. Not built yet: EPX_ERR_UNSUPPORTED. */
 EPX_API epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive);
-/* Which peer this group has found dead (group rank), or -1. Never blocks. */
+/* Which peer this group has found dead (group rank), or -1. Never blocks. Ranks that are threads of one process die together. */
 EPX_API int epx_group_dead_rank(epx_group_t *g);
+/* Destroy its plans first. Not collective; peers that still wait for this rank get EPX_ERR_PEER ("has left the group"). NULL is
+ * allowed. */
 EPX_API void epx_group_destroy(epx_group_t *g);
 
 /* ---- plan ---- */
@@ -134,13 +149,14 @@ typedef struct {
     int top_k;                       /* K, 1 .. EPX_MAX_TOP_K */
     int n_experts;                   /* E, logical experts, >= 1 */
     int n_slots;                     /* physical slots, >= E; 0: E */
-    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, the first (n_slots % W) ranks get one more */
+    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, the first n_slots % W ranks get one more */
     const int *slot_expert;          /* [n_slots] slot -> logical expert; NULL: identity */
     uint64_t placement_version;      /* of the two tables above */
-    epx_dtype_t token_dtype;         /* of io->x at dispatch and of the result of combine: f32, bf16, f16, fp8 */
+    epx_dtype_t token_dtype;         /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
+                                        with fp8 tokens those have combine_dtype, which must then be stated */
     epx_dtype_t wire_dtype;          /* of rows on the wire and in the output: equal to token_dtype, or fp8 (cast fused) */
-    epx_dtype_t expert_dtype;        /* of the expert outputs given to combine_send; EPX_BYTES: same as combine_dtype */
-    epx_dtype_t combine_dtype;       /* of rows on the wire back; EPX_BYTES: token_dtype */
+    epx_dtype_t expert_dtype;        /* of the expert outputs: f32 or combine_dtype; EPX_BYTES: combine_dtype */
+    epx_dtype_t combine_dtype;       /* of rows on the wire back: f32, bf16, f16; EPX_BYTES: token_dtype */
     int scale_block;                 /* channels per fp8 scale: 128 */
     epx_scale_format_t scale_format;
     epx_scale_layout_t scale_layout;
@@ -156,6 +172,7 @@ typedef struct {
 } epx_plan_config_t;
 
 typedef struct {
+    /* Inputs are read before the call that takes them returns and may be reused then, except epx_plan_input() itself. */
     uint32_t size;               /* sizeof(epx_io_t), set by epx_io_init() */
     const void *x;               /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
                                     LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, W * max_tokens, H] */
@@ -167,8 +184,8 @@ typedef struct {
     void *out_x;                 /* dispatch_recv: expert rows (NULL with LISTS); combine_recv: [T, H] token dtype */
     float *out_scale;            /* dispatch_recv, fp8 wire, EXPERT_MAJOR: [El, W * max_tokens, ceil(H / scale_block)] */
     int32_t *out_counts;         /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
-    int32_t *out_histogram;      /* dispatch_recv: [E] tokens per expert over all ranks; NULL: not wanted */
-    const void *add;             /* combine_recv: optional [T, H] token dtype added to the result */
+    int32_t *out_histogram;      /* dispatch_recv: [E] (token, expert) rows over all ranks; NULL: not wanted */
+    const void *add;             /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
     void *stream;                /* CUDA stream; NULL on CPU */
     int channel;                 /* 0 .. n_channels - 1 */
 } epx_io_t;
@@ -188,37 +205,51 @@ typedef struct {
     uint32_t size;                  /* sizeof, set by the caller */
     int n_ranks;                    /* W: filled length of the arrays */
     uint64_t n_dispatches, n_combines;
-    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) rows sent to each rank since create, own included */
-    uint64_t *rows_received;        /* [W] caller's array or NULL: (token, rank) rows received from each rank */
-    uint64_t dispatch_bytes;        /* logical bytes to other ranks, rows and routing, since create */
-    uint64_t combine_bytes;
+    /* Routed rows, a property of the ids: the same for every backend. */
+    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) pairs to each rank since create, own included */
+    uint64_t *rows_received;        /* [W] caller's array or NULL: the same from each rank */
+    /* Logical bytes that this backend moves to other ranks, since create; 0 for "ref". */
+    uint64_t dispatch_bytes;        /* rows, scales and routing tables; a row read in place by r ranks counts r times */
+    uint64_t combine_bytes;         /* rows back */
     uint64_t wait_ns;               /* time spent waiting for peers */
 } epx_plan_stats_t;
 
+/* Defaults: f32 tokens and wire, expert and combine dtype EPX_BYTES (same), scale_block 128, align, replicate and n_channels 1,
+ * LISTS, EXACT, the rest zero. max_tokens, hidden, top_k and n_experts must be set. */
 EPX_API void epx_plan_config_init(epx_plan_config_t *cfg);
+/* All zero but size. */
 EPX_API void epx_io_init(epx_io_t *io);
-/* Bytes that a plan of this shape allocates on each of n_ranks ranks, slab and private together. Allocates nothing. */
+/* Bytes that a plan of this shape allocates on each of n_ranks ranks: slab_bytes + private_bytes of epx_plan_info(). Allocates
+ * nothing that lasts. Returns EPX_ERR_ARG, _UNSUPPORTED, _CAPACITY; *out_bytes is then untouched. */
 EPX_API epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes);
-/* Collective over the group. Ranks compare a hash of every field; EPX_ERR_MISMATCH on all ranks names the field. */
+/* Collective over the group, in the same order on all ranks. Checks every field, compares all fields over ranks, then takes and
+ * shares memory; *cfg and its tables are borrowed during the call only. A failure on one rank fails the call on all.
+ * Returns EPX_ERR_ARG (outside the legal values) or _UNSUPPORTED (legal, not built yet), each naming field and value;
+ * _MISMATCH on all ranks naming the first field that differs, the values and ranks (a rank whose own config is bad gets that
+ * error); _CAPACITY; _NOMEM with bytes wanted and free; _TIMEOUT, _PEER. *out_plan is owned by the caller and borrows g. */
 EPX_API epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan);
+/* Strings in *out_info are static. */
 EPX_API epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info);
+/* Counters since create. Not for use from a second thread while a step runs. */
 EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout_stats);
 
 /* Rows [max_tokens, H] of token dtype inside the plan's slab, 64-byte aligned. Pass as io->x and dispatch copies nothing
  * where memory is mapped and wire dtype = token dtype. Owned by the plan. Must stay untouched from dispatch_send until
  * combine_recv of that channel returns. */
 EPX_API epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x);
-/* After dispatch_recv with EPX_LAYOUT_LISTS. */
+/* Legal between dispatch_recv and combine_send of the channel, with EPX_LAYOUT_LISTS; else EPX_ERR_STATE. */
 EPX_API epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists);
 
 /* The four halves, in this order on each channel. Collective: every rank makes every call, also with no tokens.
  * dispatch_send checks all arguments and ids before anything is sent: after EPX_ERR_ARG, _STATE or _CAPACITY nothing has
- * changed and the call may be repeated. After EPX_ERR_TIMEOUT or _PEER the plan is aborted on all reachable ranks. */
+ * changed and the call may be repeated. After EPX_ERR_TIMEOUT or _PEER the plan is aborted on all reachable ranks: every later
+ * call returns the first error, other ranks get EPX_ERR_ABORTED, or EPX_ERR_PEER when a process died, and outputs are undefined.
+ * Ids must be -1 or 0 .. n_experts - 1; a token that names an expert twice is one row of that expert, and both weights count. */
 EPX_API epx_status_t epx_dispatch_send(epx_plan_t *p, const epx_io_t *io);
 EPX_API epx_status_t epx_dispatch_recv(epx_plan_t *p, const epx_io_t *io);
 EPX_API epx_status_t epx_combine_send(epx_plan_t *p, const epx_io_t *io);
 EPX_API epx_status_t epx_combine_recv(epx_plan_t *p, const epx_io_t *io);
-/* send + recv in one call. */
+/* send + recv in one call; the arguments of both halves are checked before anything is sent. */
 EPX_API epx_status_t epx_dispatch(epx_plan_t *p, const epx_io_t *io);
 /* x_io: fields of combine_send; the result goes to io->out_x. */
 EPX_API epx_status_t epx_combine(epx_plan_t *p, const epx_io_t *io);
@@ -227,11 +258,13 @@ EPX_API epx_status_t epx_combine(epx_plan_t *p, const epx_io_t *io);
 EPX_API epx_status_t epx_plan_poll(epx_plan_t *p);
 /* Make every pending and later call on this plan fail with EPX_ERR_ABORTED, on all ranks that can be reached. */
 EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
-/* Collective over the living ranks: make an aborted plan usable again. */
+/* Collective over the living ranks: make an aborted plan usable again. Not built yet: EPX_ERR_UNSUPPORTED. */
 EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
-/* New placement tables, in force from `epoch` on all ranks. */
-EPX_API epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version, uint64_t epoch);
-/* Collective unless the plan was aborted or a peer died: waits (bounded by timeout_ns) until no peer uses the slab. */
+/* New placement tables, in force from `epoch` on all ranks. Not built yet: EPX_ERR_UNSUPPORTED. */
+EPX_API epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
+                                            uint64_t epoch);
+/* Collective unless the plan was aborted or a peer died: waits (bounded by timeout_ns) until no peer uses the slab. Before
+ * epx_group_destroy(). NULL is allowed. */
 EPX_API void epx_plan_destroy(epx_plan_t *p);
 
 /* ---- what is there ---- */

@@ -65,5 +65,6 @@ epx_status_t epx_boot_open(const epx_world_config_t *cfg, epx_boot_t *out_boot) 
 epx_status_t epx_boot_allgather(const epx_boot_t *b, const void *mine, size_t n_bytes, void *out_all) {
     epx_status_t s = b->allgather(b->ctx, mine, n_bytes, out_all);
     if (s == EPX_OK) return EPX_OK;
-    return epx_fail(s < 0 ? s : EPX_ERR_IO, "bootstrap all-gather of %zu bytes on rank %d failed: %s", n_bytes, b->rank, epx_status_text(s));
+    return epx_fail(s < 0 ? s : EPX_ERR_IO, "bootstrap all-gather of %zu bytes on rank %d failed: %s", n_bytes, b->rank,
+                    epx_status_text(s));
 }

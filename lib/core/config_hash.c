@@ -7,9 +7,10 @@
 #include "spi/mutant.h"
 
 static const char *const names[EPX_CONFIG_FIELDS] = {
-    "max_tokens",   "hidden",        "top_k",       "n_experts",    "n_slots",      "slot_rank", "slot_expert", "placement_version",
-    "token_dtype",  "wire_dtype",    "expert_dtype", "combine_dtype", "scale_block", "scale_format", "scale_layout", "layout",
-    "align",        "combine",       "replicate",   "n_channels",   "n_blocks",     "renormalize", "backend",   "timeout_ns",
+    "max_tokens",        "hidden",      "top_k",      "n_experts",    "n_slots",       "slot_rank",   "slot_expert",
+    "placement_version", "token_dtype", "wire_dtype", "expert_dtype", "combine_dtype", "scale_block", "scale_format",
+    "scale_layout",      "layout",      "align",      "combine",      "replicate",     "n_channels",  "n_blocks",
+    "renormalize",       "backend",     "timeout_ns",
 };
 
 /* FNV-1a, 64 bits. */
@@ -19,17 +20,38 @@ static uint64_t fnv(uint64_t h, const void *data, size_t n) {
 }
 static const uint64_t FNV_BASIS = UINT64_C(14695981039346656037);
 
-static uint64_t table_hash(const int *table, int n) { return table == NULL || n < 0 ? 0 : fnv(FNV_BASIS, table, (size_t)n * sizeof *table); }
+static uint64_t table_hash(const int *table, int n) {
+    return table == NULL || n < 0 ? 0 : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
+}
 
 void epx_config_fields(const epx_plan_config_t *c, uint64_t f[EPX_CONFIG_FIELDS]) {
     const char *backend = c->backend == NULL ? "auto" : c->backend;
     int n_slots = c->n_slots == 0 ? c->n_experts : c->n_slots;
     uint64_t v[EPX_CONFIG_FIELDS] = {
-        (uint64_t)c->max_tokens, (uint64_t)c->hidden, (uint64_t)c->top_k, (uint64_t)c->n_experts, (uint64_t)n_slots,
-        table_hash(c->slot_rank, n_slots), table_hash(c->slot_expert, n_slots), c->placement_version, (uint64_t)c->token_dtype,
-        (uint64_t)c->wire_dtype, (uint64_t)c->expert_dtype, (uint64_t)c->combine_dtype, (uint64_t)c->scale_block,
-        (uint64_t)c->scale_format, (uint64_t)c->scale_layout, (uint64_t)c->layout, (uint64_t)c->align, (uint64_t)c->combine,
-        (uint64_t)c->replicate, (uint64_t)c->n_channels, (uint64_t)c->n_blocks, (uint64_t)c->renormalize, 0, c->timeout_ns,
+        (uint64_t)c->max_tokens,
+        (uint64_t)c->hidden,
+        (uint64_t)c->top_k,
+        (uint64_t)c->n_experts,
+        (uint64_t)n_slots,
+        table_hash(c->slot_rank, n_slots),
+        table_hash(c->slot_expert, n_slots),
+        c->placement_version,
+        (uint64_t)c->token_dtype,
+        (uint64_t)c->wire_dtype,
+        (uint64_t)c->expert_dtype,
+        (uint64_t)c->combine_dtype,
+        (uint64_t)c->scale_block,
+        (uint64_t)c->scale_format,
+        (uint64_t)c->scale_layout,
+        (uint64_t)c->layout,
+        (uint64_t)c->align,
+        (uint64_t)c->combine,
+        (uint64_t)c->replicate,
+        (uint64_t)c->n_channels,
+        (uint64_t)c->n_blocks,
+        (uint64_t)c->renormalize,
+        0,
+        c->timeout_ns,
     };
     strncpy((char *)&v[22], backend, sizeof v[22]); /* eight letters tell the built ones apart */
     if (EPX_MUTANT(hash_skips_field)) v[2] = 0;
@@ -40,11 +62,13 @@ uint64_t epx_config_hash(const uint64_t f[EPX_CONFIG_FIELDS]) { return fnv(FNV_B
 
 static epx_status_t mismatch(int i, int rank, uint64_t first, uint64_t other) {
     if (strcmp(names[i], "backend") == 0)
-        return epx_fail(EPX_ERR_MISMATCH, "backend is \"%.8s\" on rank 0 and \"%.8s\" on rank %d", (const char *)&first, (const char *)&other, rank);
+        return epx_fail(EPX_ERR_MISMATCH, "backend is \"%.8s\" on rank 0 and \"%.8s\" on rank %d", (const char *)&first,
+                        (const char *)&other, rank);
     if (strcmp(names[i], "slot_rank") == 0 || strcmp(names[i], "slot_expert") == 0)
-        return epx_fail(EPX_ERR_MISMATCH, "%s tables differ: hash %016" PRIx64 " on rank 0 and %016" PRIx64 " on rank %d", names[i], first,
-                        other, rank);
-    return epx_fail(EPX_ERR_MISMATCH, "%s is %lld on rank 0 and %lld on rank %d", names[i], (long long)first, (long long)other, rank);
+        return epx_fail(EPX_ERR_MISMATCH, "%s tables differ: hash %016" PRIx64 " on rank 0 and %016" PRIx64 " on rank %d",
+                        names[i], first, other, rank);
+    return epx_fail(EPX_ERR_MISMATCH, "%s is %lld on rank 0 and %lld on rank %d", names[i], (long long)first, (long long)other,
+                    rank);
 }
 
 epx_status_t epx_config_compare(const uint64_t *(*fields_of)(const void *ctx, int rank), const void *ctx, int n_ranks) {

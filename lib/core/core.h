@@ -16,12 +16,12 @@ struct epx_world {
 
 struct epx_group {
     int rank, n_ranks;
-    epx_peer_t *peers; /* [n_ranks] in group order, owned */
-    epx_net_t *net;    /* owned */
-    epx_slab_t *ctl;   /* owned: records of epx_group_allgather() */
-    uint64_t epoch;    /* of the last all-gather */
+    epx_peer_t *peers;   /* [n_ranks] in group order, owned */
+    epx_net_t *net;      /* owned */
+    epx_slab_t *ctl;     /* owned: records of epx_group_allgather() */
+    uint64_t epoch;      /* of the last all-gather */
     uint64_t timeout_ns; /* of set-up calls */
-    uint32_t lost;     /* an all-gather has failed */
+    uint32_t lost;       /* an all-gather has failed */
 };
 
 /* ---- registry.c: the only file that names transports and backends ---- */

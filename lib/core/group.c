@@ -32,7 +32,9 @@ static uint64_t record_off(const epx_group_t *g, uint64_t parity, int src) {
     return EPX_HEAD_BYTES + (parity * (uint64_t)g->n_ranks + (uint64_t)src) * RECORD_STRIDE;
 }
 
-static record_t *record_at(const epx_group_t *g, int rank, uint64_t off) { return (record_t *)(void *)(g->ctl->base[rank] + off); }
+static record_t *record_at(const epx_group_t *g, int rank, uint64_t off) {
+    return (record_t *)(void *)(g->ctl->base[rank] + off);
+}
 
 static size_t ctl_bytes(int n_ranks) {
     size_t bytes = EPX_HEAD_BYTES + (size_t)2 * (size_t)n_ranks * RECORD_STRIDE;
@@ -44,12 +46,15 @@ static size_t ctl_bytes(int n_ranks) {
 static epx_status_t check_ranks(const epx_world_t *w, const int *ranks, int n_ranks, int device) {
     int size = w->boot.n_ranks;
     if (device != -1) return epx_fail(EPX_ERR_UNSUPPORTED, "device is %d, which is not built yet; built: -1 (CPU)", device);
-    if ((ranks == NULL) != (n_ranks == 0)) return epx_fail(EPX_ERR_ARG, "ranks and n_ranks %d disagree; legal: both, or NULL and 0", n_ranks);
+    if ((ranks == NULL) != (n_ranks == 0))
+        return epx_fail(EPX_ERR_ARG, "ranks and n_ranks %d disagree; legal: both, or NULL and 0", n_ranks);
     if (n_ranks < 0 || n_ranks > size) return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 0 (all) to %d", n_ranks, size);
     for (int i = 0; i < n_ranks; i++) {
-        if (ranks[i] < 0 || ranks[i] >= size) return epx_fail(EPX_ERR_ARG, "ranks[%d] is %d; legal: 0 to %d", i, ranks[i], size - 1);
+        if (ranks[i] < 0 || ranks[i] >= size)
+            return epx_fail(EPX_ERR_ARG, "ranks[%d] is %d; legal: 0 to %d", i, ranks[i], size - 1);
         for (int j = 0; j < i; j++)
-            if (ranks[j] == ranks[i]) return epx_fail(EPX_ERR_ARG, "ranks[%d] and ranks[%d] are both %d; legal: distinct ranks", j, i, ranks[i]);
+            if (ranks[j] == ranks[i])
+                return epx_fail(EPX_ERR_ARG, "ranks[%d] and ranks[%d] are both %d; legal: distinct ranks", j, i, ranks[i]);
     }
     return EPX_OK;
 }
@@ -101,10 +106,11 @@ static epx_status_t world_round(const epx_world_t *w, group_record_t *mine, epx_
     if (own < 0 || s < 0) return own < 0 ? own : s;
     for (int r = 0; r < w->boot.n_ranks; r++) {
         if (all[r].status < 0)
-            return epx_fail((epx_status_t)all[r].status, "world rank %d could not make the group: %.*s", r, MESSAGE_BYTES - 1, all[r].message);
+            return epx_fail((epx_status_t)all[r].status, "world rank %d could not make the group: %.*s", r, MESSAGE_BYTES - 1,
+                            all[r].message);
         if (all[r].members != mine->members)
-            return epx_fail(EPX_ERR_MISMATCH, "ranks of the group differ: hash %08x on world rank %d and %08x on world rank %d", mine->members,
-                            w->boot.rank, all[r].members, r);
+            return epx_fail(EPX_ERR_MISMATCH, "ranks of the group differ: hash %08x on world rank %d and %08x on world rank %d",
+                            mine->members, w->boot.rank, all[r].members, r);
     }
     return EPX_OK;
 }
@@ -212,7 +218,8 @@ static epx_status_t take_record(epx_group_t *g, const epx_wait_t *w, int src, ui
     EPX_TRY(epx_wait_ge(w, src, off, g->epoch));
     const record_t *r = record_at(g, g->rank, off);
     if (r->n_bytes != n_bytes)
-        return epx_fail(EPX_ERR_MISMATCH, "all-gather of %zu bytes on rank %d and %" PRIu64 " bytes on rank %d", n_bytes, g->rank, r->n_bytes, src);
+        return epx_fail(EPX_ERR_MISMATCH, "all-gather of %zu bytes on rank %d and %" PRIu64 " bytes on rank %d", n_bytes, g->rank,
+                        r->n_bytes, src);
     memcpy(out, r->data, n_bytes);
     return EPX_OK;
 }
@@ -240,8 +247,10 @@ static epx_status_t allgather(epx_group_t *g, const void *mine, size_t n_bytes, 
 
 epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns) {
     if (g == NULL) return epx_fail(EPX_ERR_ARG, "group is NULL");
-    if (n_bytes > EPX_GROUP_RECORD_BYTES) return epx_fail(EPX_ERR_ARG, "n_bytes is %zu; legal: 0 to %d", n_bytes, EPX_GROUP_RECORD_BYTES);
-    if (n_bytes > 0 && (mine == NULL || out_all == NULL)) return epx_fail(EPX_ERR_ARG, "%s is NULL", mine == NULL ? "mine" : "out_all");
+    if (n_bytes > EPX_GROUP_RECORD_BYTES)
+        return epx_fail(EPX_ERR_ARG, "n_bytes is %zu; legal: 0 to %d", n_bytes, EPX_GROUP_RECORD_BYTES);
+    if (n_bytes > 0 && (mine == NULL || out_all == NULL))
+        return epx_fail(EPX_ERR_ARG, "%s is NULL", mine == NULL ? "mine" : "out_all");
     static const char nothing[1];
     char none[1];
     if (n_bytes == 0) return allgather(g, nothing, 0, none, timeout_ns);
@@ -254,7 +263,8 @@ epx_status_t epx_group_exchange(epx_group_t *g, const void *mine, size_t n_bytes
     for (size_t at = 0; s >= 0 && at < n_bytes; at += EPX_GROUP_RECORD_BYTES) {
         size_t n = n_bytes - at < EPX_GROUP_RECORD_BYTES ? n_bytes - at : EPX_GROUP_RECORD_BYTES;
         s = allgather(g, (const char *)mine + at, n, part, g->timeout_ns);
-        for (int r = 0; s >= 0 && r < g->n_ranks; r++) memcpy((char *)out_all + (size_t)r * n_bytes + at, part + (size_t)r * n, n);
+        for (int r = 0; s >= 0 && r < g->n_ranks; r++)
+            memcpy((char *)out_all + (size_t)r * n_bytes + at, part + (size_t)r * n, n);
     }
     free(part);
     return s;
@@ -276,7 +286,8 @@ epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what
     if (mine < 0) s = epx_fail(mine, "%s", own);
     for (int r = 0; s >= 0 && r < g->n_ranks; r++)
         if (all[r].status < 0)
-            s = epx_fail((epx_status_t)all[r].status, "%s failed on rank %d: %.*s", what, r, (int)sizeof all[r].message - 1, all[r].message);
+            s = epx_fail((epx_status_t)all[r].status, "%s failed on rank %d: %.*s", what, r, (int)sizeof all[r].message - 1,
+                         all[r].message);
     free(all);
     return s;
 }

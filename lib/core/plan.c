@@ -43,7 +43,8 @@ typedef struct {
 
 static void *take(arena_t *a, size_t n, size_t elem_bytes) {
     size_t bytes = 0, off = a->at;
-    if (!epx_mul_size(n, elem_bytes, &bytes) || !epx_add_size(a->at, bytes, &a->at) || !epx_round_up_size(a->at, 64, &a->at)) a->ok = 0;
+    if (!epx_mul_size(n, elem_bytes, &bytes) || !epx_add_size(a->at, bytes, &a->at) || !epx_round_up_size(a->at, 64, &a->at))
+        a->ok = 0;
     return a->base == NULL ? NULL : a->base + off;
 }
 
@@ -111,9 +112,10 @@ static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a
     EPX_TRY(most_local(c, n_ranks, &z->n_local_max));
     int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
     if (!epx_mul_size((size_t)n_ranks, (size_t)c->max_tokens, &rows) || !epx_mul_size(rows, (size_t)per_token, &z->row_max) ||
-        !epx_mul_size(rows, (size_t)z->n_local_max, &slots) || !epx_mul_size(rows, (size_t)c->top_k, &places) || slots > INT32_MAX ||
-        places > INT32_MAX)
-        return epx_fail(EPX_ERR_CAPACITY, "max_tokens %d on %d ranks with top_k %d and %d local experts: row numbers must stay below 2^31",
+        !epx_mul_size(rows, (size_t)z->n_local_max, &slots) || !epx_mul_size(rows, (size_t)c->top_k, &places) ||
+        slots > INT32_MAX || places > INT32_MAX)
+        return epx_fail(EPX_ERR_CAPACITY,
+                        "max_tokens %d on %d ranks with top_k %d and %d local experts: row numbers must stay below 2^31",
                         c->max_tokens, n_ranks, c->top_k, z->n_local_max);
     EPX_TRY(a2a->private_bytes(c, n_ranks, z->row_max, &z->backend_bytes));
     arena_t count = {NULL, 0, 1};
@@ -247,7 +249,8 @@ err_plan:
 
 epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     if (p == NULL || out_info == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_info");
-    if (out_info->size != sizeof *out_info) return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
+    if (out_info->size != sizeof *out_info)
+        return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
     out_info->backend = p->a2a->name;
     out_info->transport = p->net->transport->name;
     out_info->n_local_experts = p->n_local;
@@ -299,7 +302,8 @@ epx_status_t epx_plan_recover(epx_plan_t *p) {
     return epx_unsupported_call("epx_plan_recover", "destroy the plan and create a new one");
 }
 
-epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version, uint64_t epoch) {
+epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
+                                    uint64_t epoch) {
     (void)p, (void)slot_rank, (void)slot_expert, (void)version, (void)epoch;
     return epx_unsupported_call("epx_plan_set_placement", "give slot_rank and slot_expert at epx_plan_create()");
 }

@@ -54,7 +54,8 @@ static const char *const call_names[] = {"dispatch_send", "dispatch_recv", "comb
 
 static epx_status_t enter(epx_plan_t *p, const epx_io_t *io, epx_channel_state_t state) {
     if (p == NULL || io == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "io");
-    if (io->size != sizeof *io) return epx_fail(EPX_ERR_ARG, "io->size is %u; legal: %zu, set by epx_io_init()", io->size, sizeof *io);
+    if (io->size != sizeof *io)
+        return epx_fail(EPX_ERR_ARG, "io->size is %u; legal: %zu, set by epx_io_init()", io->size, sizeof *io);
     if (io->channel < 0 || io->channel >= p->cfg.n_channels)
         return epx_fail(EPX_ERR_ARG, "io->channel is %d; legal: 0 to %d", io->channel, p->cfg.n_channels - 1);
     EPX_TRY(check_alive(p));

@@ -68,13 +68,15 @@ static int is_row_dtype(epx_dtype_t d) { return d == EPX_F32 || d == EPX_BF16 ||
 static epx_status_t resolve_dtypes(epx_plan_config_t *c) {
     if (c->wire_dtype == EPX_BYTES) return epx_unsupported_value("wire_dtype", "bytes", "token_dtype, fp8_e4m3");
     if (c->wire_dtype != c->token_dtype && c->wire_dtype != EPX_FP8_E4M3)
-        return epx_fail(EPX_ERR_ARG, "wire_dtype is %s with token_dtype %s; legal: token_dtype or fp8_e4m3", epx_dtype_name(c->wire_dtype),
-                        epx_dtype_name(c->token_dtype));
+        return epx_fail(EPX_ERR_ARG, "wire_dtype is %s with token_dtype %s; legal: token_dtype or fp8_e4m3",
+                        epx_dtype_name(c->wire_dtype), epx_dtype_name(c->token_dtype));
     if (c->combine_dtype == EPX_BYTES && c->token_dtype == EPX_FP8_E4M3)
-        return epx_fail(EPX_ERR_ARG, "combine_dtype is bytes (token_dtype) with token_dtype fp8_e4m3; state f32, bf16 or f16: it is also "
+        return epx_fail(EPX_ERR_ARG,
+                        "combine_dtype is bytes (token_dtype) with token_dtype fp8_e4m3; state f32, bf16 or f16: it is also "
                         "the dtype of the result");
     if (c->combine_dtype == EPX_BYTES) c->combine_dtype = c->token_dtype;
-    if (!is_row_dtype(c->combine_dtype)) return epx_unsupported_value("combine_dtype", epx_dtype_name(c->combine_dtype), "f32, bf16, f16");
+    if (!is_row_dtype(c->combine_dtype))
+        return epx_unsupported_value("combine_dtype", epx_dtype_name(c->combine_dtype), "f32, bf16, f16");
     if (c->expert_dtype == EPX_BYTES) c->expert_dtype = c->combine_dtype;
     if (c->expert_dtype != EPX_F32 && c->expert_dtype != c->combine_dtype)
         return epx_fail(EPX_ERR_UNSUPPORTED, "expert_dtype is %s with combine_dtype %s; built: f32 or combine_dtype",
@@ -95,8 +97,10 @@ static epx_status_t check_placement(const epx_plan_config_t *c, int n_ranks) {
     epx_status_t st = EPX_OK;
     for (int s = 0; s < c->n_slots && st == EPX_OK; s++) {
         if (seen[c->slot_expert[s]]++)
-            st = epx_fail(EPX_ERR_UNSUPPORTED, "slot_expert[%d] is %d, which has another slot (redundant experts are not built yet); legal: "
-                          "each expert once", s, c->slot_expert[s]);
+            st = epx_fail(EPX_ERR_UNSUPPORTED,
+                          "slot_expert[%d] is %d, which has another slot (redundant experts are not built yet); legal: "
+                          "each expert once",
+                          s, c->slot_expert[s]);
     }
     free(seen);
     return st;
@@ -149,14 +153,16 @@ epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io)
     if (io->n_tokens_device != NULL) return epx_fail(EPX_ERR_ARG, "io->n_tokens_device is set on a CPU plan; legal: NULL");
     if (t < 0) return epx_fail(EPX_ERR_ARG, "n_tokens is %d; legal: 0 to max_tokens = %d", io->n_tokens, p->cfg.max_tokens);
     if (t > p->cfg.max_tokens)
-        return epx_fail(EPX_ERR_CAPACITY, "n_tokens is %d; the plan was created for at most max_tokens = %d", io->n_tokens, p->cfg.max_tokens);
+        return epx_fail(EPX_ERR_CAPACITY, "n_tokens is %d; the plan was created for at most max_tokens = %d", io->n_tokens,
+                        p->cfg.max_tokens);
     if (t == 0) return EPX_OK;
     EPX_TRY(need(io->x, "x", t * h));
     EPX_TRY(need(io->ids, "ids", t * k));
     EPX_TRY(need(io->weights, "weights", t * k));
     if (p->cfg.token_dtype == EPX_FP8_E4M3) EPX_TRY(need(io->x_scale, "x_scale", t * (int64_t)p->layout.n_scales));
     else if (io->x_scale != NULL)
-        return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3", epx_dtype_name(p->cfg.token_dtype));
+        return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3",
+                        epx_dtype_name(p->cfg.token_dtype));
     return check_ids(p, io);
 }
 
@@ -167,7 +173,8 @@ epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io)
         return EPX_OK;
     }
     if (p->layout.n_scales == 0 && io->out_scale != NULL)
-        return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3", epx_dtype_name(p->cfg.wire_dtype));
+        return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3",
+                        epx_dtype_name(p->cfg.wire_dtype));
     if (p->n_local == 0) return EPX_OK;
     int64_t rows = (int64_t)p->n_local * p->row_cap;
     EPX_TRY(need(io->out_x, "out_x", rows * p->cfg.hidden));

@@ -62,13 +62,17 @@ static epx_status_t judge(const world_record_t *all, const epx_boot_t *b, epx_st
     if (own < 0) return own;
     for (int r = 0; r < b->n_ranks; r++) {
         if (all[r].status < 0)
-            return epx_fail((epx_status_t)all[r].status, "rank %d could not make the world: %.*s", r, WORLD_MESSAGE_BYTES - 1, all[r].message);
+            return epx_fail((epx_status_t)all[r].status, "rank %d could not make the world: %.*s", r, WORLD_MESSAGE_BYTES - 1,
+                            all[r].message);
         if (all[r].n_ranks != b->n_ranks)
-            return epx_fail(EPX_ERR_MISMATCH, "n_ranks is %d on rank %d and %d on rank %d", b->n_ranks, b->rank, all[r].n_ranks, r);
+            return epx_fail(EPX_ERR_MISMATCH, "n_ranks is %d on rank %d and %d on rank %d", b->n_ranks, b->rank, all[r].n_ranks,
+                            r);
         if (all[r].peer.world_rank != r)
-            return epx_fail(EPX_ERR_MISMATCH, "the all-gather gave the record of rank %d in the place of rank %d", all[r].peer.world_rank, r);
+            return epx_fail(EPX_ERR_MISMATCH, "the all-gather gave the record of rank %d in the place of rank %d",
+                            all[r].peer.world_rank, r);
         if (strncmp(all[r].transports, all[0].transports, sizeof all[r].transports) != 0)
-            return epx_fail(EPX_ERR_MISMATCH, "transports is \"%s\" on rank 0 and \"%s\" on rank %d", all[0].transports, all[r].transports, r);
+            return epx_fail(EPX_ERR_MISMATCH, "transports is \"%s\" on rank 0 and \"%s\" on rank %d", all[0].transports,
+                            all[r].transports, r);
     }
     return EPX_OK;
 }

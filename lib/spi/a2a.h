@@ -19,55 +19,55 @@ typedef enum { EPX_CH_DISPATCH_SEND = 0, EPX_CH_DISPATCH_RECV, EPX_CH_COMBINE_SE
 
 /* Routing of one exchange as the receiver sees it. Arrays are owned by the plan's private block. */
 typedef struct {
-    const int32_t **ids;     /* [W] -> [n_tokens[src], K] */
-    const float **weights;   /* [W] -> [n_tokens[src], K] */
-    uint32_t *n_tokens;      /* [W] */
+    const int32_t **ids;       /* [W] -> [n_tokens[src], K] */
+    const float **weights;     /* [W] -> [n_tokens[src], K] */
+    uint32_t *n_tokens;        /* [W] */
     epx_list_entry_t *entries; /* [row_max] ordered (local expert, src, token) */
-    uint8_t *entry_k;        /* [row_max] the first k of that token that names the expert */
-    int32_t *expert_off;     /* [El + 1] */
-    int32_t *row_of;         /* [W][T * K] output row of (src, token, k), or -1: not ours. Repeats name the same row */
-    uint64_t *stamp;         /* [max(El, W)] scratch: the last token that named it */
-    epx_row_term_t *terms;   /* [max(K, W)] scratch */
-    const void **row_base;   /* [W] rows of each source on this side */
-    const float **scale_base; /* [W] */
+    uint8_t *entry_k;          /* [row_max] the first k of that token that names the expert */
+    int32_t *expert_off;       /* [El + 1] */
+    int32_t *row_of;           /* [W][T * K] output row of (src, token, k), or -1: not ours. Repeats name the same row */
+    uint64_t *stamp;           /* [max(El, W)] scratch: the last token that named it */
+    epx_row_term_t *terms;     /* [max(K, W)] scratch */
+    const void **row_base;     /* [W] rows of each source on this side */
+    const float **scale_base;  /* [W] */
 } epx_routes_t;
 
 typedef struct {
     epx_channel_state_t state;
-    int n_tokens;     /* T of the exchange in flight */
-    uint64_t epoch;   /* of the exchange in flight, or the last one; the first is 1 */
-    int input_used;   /* x of this exchange is epx_plan_input() itself */
+    int n_tokens;   /* T of the exchange in flight */
+    uint64_t epoch; /* of the exchange in flight, or the last one; the first is 1 */
+    int input_used; /* x of this exchange is epx_plan_input() itself */
     epx_lists_t lists;
     epx_routes_t routes;
 } epx_channel_t;
 
 struct epx_plan {
     const epx_a2a_t *a2a;
-    epx_net_t *net;         /* borrowed from the group */
-    epx_slab_t *slab;       /* owned */
-    epx_plan_config_t cfg;  /* normalised: no EPX_BYTES, no 0 defaults; tables point into the private block */
-    epx_dtype_t out_dtype;  /* of the result of combine */
+    epx_net_t *net;        /* borrowed from the group */
+    epx_slab_t *slab;      /* owned */
+    epx_plan_config_t cfg; /* normalised: no EPX_BYTES, no 0 defaults; tables point into the private block */
+    epx_dtype_t out_dtype; /* of the result of combine */
     epx_slab_layout_t layout;
     int rank, n_ranks, n_local, row_cap;
-    size_t row_max;         /* rows that lists can hold */
+    size_t row_max; /* rows that lists can hold */
     size_t private_bytes;
-    int32_t *expert_rank;   /* [E] owner */
-    int32_t *expert_local;  /* [E] index at its owner */
+    int32_t *expert_rank;    /* [E] owner */
+    int32_t *expert_local;   /* [E] index at its owner */
     epx_channel_t *channels; /* [n_channels] */
-    void *backend_block;    /* a2a->private_bytes() of them, zeroed */
+    void *backend_block;     /* a2a->private_bytes() of them, zeroed */
 
     uint64_t *rows_sent, *rows_received; /* [W] */
     uint64_t n_dispatches, n_combines, dispatch_bytes, combine_bytes, wait_ns;
 
-    uint32_t error_claim;   /* the first error takes it, then fills the message, then releases error_status */
-    uint32_t error_status;  /* -(status); 0: none */
+    uint32_t error_claim;  /* the first error takes it, then fills the message, then releases error_status */
+    uint32_t error_status; /* -(status); 0: none */
     char error_message[512];
 };
 
 struct epx_a2a {
     const char *name, *detail;
     int score;
-    uint32_t regions; /* EPX_REGION_* it needs in the slab */
+    uint32_t regions;       /* EPX_REGION_* it needs in the slab */
     int peers_read_private; /* peers (threads) read the private block: destroy waits for them also after an abort */
     /* Can it run here? EPX_OK, or EPX_ERR_UNSUPPORTED with the reason. net NULL: only the config is known. */
     epx_status_t (*can)(const epx_net_t *net, const epx_plan_config_t *cfg);

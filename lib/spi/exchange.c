@@ -32,8 +32,8 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
         return;
     }
     for (size_t t = 0; t < n; t++)
-        epx_row_quantise((uint8_t *)rows + t * l->wire_row_bytes, scales + t * l->n_scales, (const char *)io->x + t * l->x_row_bytes,
-                         p->cfg.token_dtype, h, (size_t)p->cfg.scale_block);
+        epx_row_quantise((uint8_t *)rows + t * l->wire_row_bytes, scales + t * l->n_scales,
+                         (const char *)io->x + t * l->x_row_bytes, p->cfg.token_dtype, h, (size_t)p->cfg.scale_block);
 }
 
 void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io) {
@@ -131,14 +131,14 @@ static void send_exact(epx_plan_t *p, int channel, const void *x) {
     for (int e = 0; e < p->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             int src = (int)r->entries[i].src;
-            size_t row = p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)i
-                                                           : (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]);
+            size_t row =
+                p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)i : (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]);
             const char *y = (const char *)x + row * row_bytes;
             char *dst = c_row(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
-            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && p->cfg.expert_dtype == EPX_F32)
+            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
+                p->cfg.expert_dtype == EPX_F32)
                 truncate_row((uint16_t *)(void *)dst, (const float *)(const void *)y, h);
-            else
-                epx_row_convert(dst, p->cfg.combine_dtype, y, p->cfg.expert_dtype, h);
+            else epx_row_convert(dst, p->cfg.combine_dtype, y, p->cfg.expert_dtype, h);
             if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
         }
     }
@@ -222,6 +222,7 @@ void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_to
         if (p->cfg.combine == EPX_COMBINE_EXACT)
             epx_row_weighted_sum(out, p->out_dtype, terms, exact_terms(p, channel, t, terms), p->cfg.combine_dtype, add, h);
         else
-            epx_row_plain_sum(out, p->out_dtype, terms, partial_sum_terms(p, channel, t, all_tokens), p->cfg.combine_dtype, add, h);
+            epx_row_plain_sum(out, p->out_dtype, terms, partial_sum_terms(p, channel, t, all_tokens), p->cfg.combine_dtype, add,
+                              h);
     }
 }

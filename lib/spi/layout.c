@@ -6,11 +6,15 @@
 
 uint64_t epx_dtype_bytes(epx_dtype_t d) {
     switch (d) {
-    case EPX_F32: return 4;
+    case EPX_F32:
+        return 4;
     case EPX_BF16:
-    case EPX_F16: return 2;
-    case EPX_FP8_E4M3: return 1;
-    default: return 0;
+    case EPX_F16:
+        return 2;
+    case EPX_FP8_E4M3:
+        return 1;
+    default:
+        return 0;
     }
 }
 
@@ -36,7 +40,8 @@ static uint64_t take(cursor_t *c, uint64_t a, uint64_t b, uint64_t n) {
 
 static void lay_channel(const epx_plan_config_t *cfg, uint64_t n_ranks, uint32_t regions, cursor_t *c, epx_slab_layout_t *l) {
     uint64_t t = (uint64_t)cfg->max_tokens, d = regions & EPX_REGION_D ? n_ranks : 0;
-    uint64_t staged = cfg->wire_dtype != cfg->token_dtype, planes = cfg->combine == EPX_COMBINE_EXACT ? (uint64_t)cfg->top_k : n_ranks;
+    uint64_t staged = cfg->wire_dtype != cfg->token_dtype,
+             planes = cfg->combine == EPX_COMBINE_EXACT ? (uint64_t)cfg->top_k : n_ranks;
     l->flag_d_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
     l->flag_c_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
     l->count_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
@@ -68,7 +73,8 @@ epx_status_t epx_slab_layout(const epx_plan_config_t *cfg, int n_ranks, uint32_t
     (void)take(&head, l.channel_bytes, (uint64_t)cfg->n_channels, 1);
     size_t total = 0;
     if (!head.ok || !ch.ok || !epx_round_up_size(head.at, EPX_SLAB_ALIGN, &total) || total > INT64_MAX)
-        return epx_fail(EPX_ERR_CAPACITY, "max_tokens %d x hidden %d x top_k %d on %d ranks needs a slab larger than the address space",
+        return epx_fail(EPX_ERR_CAPACITY,
+                        "max_tokens %d x hidden %d x top_k %d on %d ranks needs a slab larger than the address space",
                         cfg->max_tokens, cfg->hidden, cfg->top_k, n_ranks);
     l.total_bytes = total;
     *out = l;

@@ -2,8 +2,8 @@
  * found without asking. Plain integers: host and device read it. Nothing here allocates.
  *
  * slab = head | leave flags [W] | channel 0 | channel 1 ...
- * channel = F_d[W] F_c[W] counts[W] published | ids[W][T][K] | weights[W][T][K] | X[T][H] | stage[T][H] + scales | D[W][T][H] + scales | C
- * C is [K][T][H] (exact) or [W][T][H] (partial). A region that a backend or transport does not use has size 0. */
+ * channel = F_d[W] F_c[W] counts[W] published | ids[W][T][K] | weights[W][T][K] | X[T][H] | stage[T][H] + scales | D[W][T][H] +
+ * scales | C C is [K][T][H] (exact) or [W][T][H] (partial). A region that a backend or transport does not use has size 0. */
 #ifndef EPX_SPI_LAYOUT_H
 #define EPX_SPI_LAYOUT_H
 
@@ -12,8 +12,8 @@
 #include "epx/epx.h"
 
 enum {
-    EPX_FLAG_STRIDE = 64,  /* one cache line a flag: writers are different ranks */
-    EPX_HEAD_BYTES = 256,  /* epx_slab_head_t */
+    EPX_FLAG_STRIDE = 64, /* one cache line a flag: writers are different ranks */
+    EPX_HEAD_BYTES = 256, /* epx_slab_head_t */
     EPX_PUBLISH_WORDS = 8,
     EPX_REGION_ALIGN = 64, /* of every region; X is promised to callers */
     EPX_SLAB_ALIGN = 4096
@@ -26,16 +26,16 @@ enum { EPX_REGION_D = 1u << 0, EPX_REGION_C = 1u << 1 };
 typedef struct {
     uint64_t total_bytes, leave_off, channel_off, channel_bytes;
 
-    uint64_t flag_d_off, flag_c_off;        /* [W] at EPX_FLAG_STRIDE */
-    uint64_t count_off;                     /* [W] u64 at EPX_FLAG_STRIDE: tokens of each source */
-    uint64_t publish_off;                   /* EPX_PUBLISH_WORDS u64 that the owner writes for backends of one address space */
-    uint64_t ids_off, weights_off;          /* [W][T * K] int32, f32 */
+    uint64_t flag_d_off, flag_c_off; /* [W] at EPX_FLAG_STRIDE */
+    uint64_t count_off;              /* [W] u64 at EPX_FLAG_STRIDE: tokens of each source */
+    uint64_t publish_off;            /* EPX_PUBLISH_WORDS u64 that the owner writes for backends of one address space */
+    uint64_t ids_off, weights_off;   /* [W][T * K] int32, f32 */
     uint64_t x_off, stage_off, stage_scale_off;
     uint64_t d_off, d_scale_off, c_off;
 
-    uint64_t route_block;                   /* T * K: elements of ids and weights per source */
+    uint64_t route_block; /* T * K: elements of ids and weights per source */
     uint64_t x_row_bytes, wire_row_bytes, combine_row_bytes;
-    uint64_t n_scales;                      /* per row; 0 unless the wire is fp8 */
+    uint64_t n_scales; /* per row; 0 unless the wire is fp8 */
     uint64_t max_tokens;
 } epx_slab_layout_t;
 

@@ -33,9 +33,7 @@ static int local_expert(const epx_plan_t *p, int32_t id) {
     return e;
 }
 
-static int source_at(const epx_plan_t *p, int i) {
-    return EPX_MUTANT(list_unordered) ? (i + p->rank) % p->n_ranks : i;
-}
+static int source_at(const epx_plan_t *p, int i) { return EPX_MUTANT(list_unordered) ? (i + p->rank) % p->n_ranks : i; }
 
 /* Rows per local expert into expert_off[e + 1], and rows_received. */
 static void count_rows(epx_plan_t *p, epx_routes_t *r) {

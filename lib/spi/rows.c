@@ -38,7 +38,9 @@ const epx_row_kernels_t *epx_row_kernels(void) {
 
 static size_t chunk_of(size_t n, size_t at) { return n - at < EPX_ROW_CHUNK ? n - at : EPX_ROW_CHUNK; }
 
-static const char *at_elem(const void *row, epx_dtype_t dtype, size_t i) { return (const char *)row + i * epx_dtype_bytes(dtype); }
+static const char *at_elem(const void *row, epx_dtype_t dtype, size_t i) {
+    return (const char *)row + i * epx_dtype_bytes(dtype);
+}
 
 static void prefetch_ahead(const char *p, size_t bytes) {
     for (size_t i = 0; i < bytes && i < PREFETCH_BYTES; i += 64) EPX_PREFETCH_R(p + bytes + i);

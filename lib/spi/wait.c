@@ -35,7 +35,8 @@ epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word) {
     int origin = epx_abort_origin(word), about = epx_abort_about(word);
     epx_status_t s = epx_abort_status(word);
     if (s == EPX_ERR_PEER && about >= 0 && about < net->n_ranks)
-        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone; found by rank %d", about, (long long)net->peers[about].pid, origin);
+        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone; found by rank %d", about, (long long)net->peers[about].pid,
+                        origin);
     if (s == EPX_ERR_TIMEOUT)
         return epx_fail(EPX_ERR_ABORTED, "rank %d gave up waiting for rank %d and aborted the plan", origin, about);
     return epx_fail(EPX_ERR_ABORTED, "rank %d aborted the plan", origin);
@@ -54,8 +55,8 @@ static void park(const epx_wait_t *w, const uint64_t *word, uint64_t value, uint
 
 static epx_status_t peer_gone(const epx_wait_t *w, int dead) {
     epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, dead));
-    return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone: %s epoch %llu cannot finish", dead, (long long)w->net->peers[dead].pid,
-                    w->phase, (unsigned long long)w->epoch);
+    return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone: %s epoch %llu cannot finish", dead,
+                    (long long)w->net->peers[dead].pid, w->phase, (unsigned long long)w->epoch);
 }
 
 /* Has anything happened that ends the wait with an error? Called between slices. */
@@ -74,9 +75,9 @@ static epx_status_t look_around(const epx_wait_t *w, int peer) {
 
 static epx_status_t timed_out(const epx_wait_t *w, int peer, uint64_t value, uint64_t seen) {
     epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_TIMEOUT, w->net->rank, peer));
-    return epx_fail(EPX_ERR_TIMEOUT, "%s: rank %d waited %.3f s for rank %d (pid %lld): epoch %llu, expected %llu, seen %llu", w->phase,
-                    w->net->rank, (double)w->timeout_ns * 1e-9, peer, (long long)w->net->peers[peer].pid, (unsigned long long)w->epoch,
-                    (unsigned long long)value, (unsigned long long)seen);
+    return epx_fail(EPX_ERR_TIMEOUT, "%s: rank %d waited %.3f s for rank %d (pid %lld): epoch %llu, expected %llu, seen %llu",
+                    w->phase, w->net->rank, (double)w->timeout_ns * 1e-9, peer, (long long)w->net->peers[peer].pid,
+                    (unsigned long long)w->epoch, (unsigned long long)value, (unsigned long long)seen);
 }
 
 /* Poll without system calls, or with sched_yield, until `limit_ns` have gone since start. 1: the word has arrived. */

@@ -14,14 +14,14 @@
 /* First EPX_HEAD_BYTES of every slab. Written by peers, except magic and hash. */
 typedef struct {
     uint64_t magic;
-    uint64_t hash;          /* of the config; 0 in a group's control slab */
-    uint32_t left;          /* control slab: its owner has destroyed the group */
+    uint64_t hash; /* of the config; 0 in a group's control slab */
+    uint32_t left; /* control slab: its owner has destroyed the group */
     uint32_t pad0;
     char pad1[40];
-    uint64_t abort_word;    /* epx_abort_pack(); 0: none; the first writer wins */
+    uint64_t abort_word; /* epx_abort_pack(); 0: none; the first writer wins */
     char pad2[56];
-    uint32_t parked;        /* the owner announces a futex wait */
-    uint32_t bell;          /* futex word */
+    uint32_t parked; /* the owner announces a futex wait */
+    uint32_t bell;   /* futex word */
     char pad3[120];
 } epx_slab_head_t;
 
@@ -39,10 +39,10 @@ static inline int epx_abort_about(uint64_t w) { return (int)(w & 0xFFFFFu) - 1; 
 typedef struct {
     epx_net_t *net;
     epx_slab_t *slab;
-    const char *phase;     /* "dispatch", "combine", "all-gather", "destroy" */
+    const char *phase; /* "dispatch", "combine", "all-gather", "destroy" */
     uint64_t epoch;
-    uint64_t timeout_ns;   /* UINT64_MAX: none */
-    uint64_t *wait_ns;     /* time spent is added here; NULL: not wanted */
+    uint64_t timeout_ns; /* UINT64_MAX: none */
+    uint64_t *wait_ns;   /* time spent is added here; NULL: not wanted */
 } epx_wait_t;
 
 static inline epx_slab_head_t *epx_slab_head(const epx_slab_t *s, int rank) { return (epx_slab_head_t *)(void *)s->base[rank]; }

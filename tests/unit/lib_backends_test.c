@@ -1,5 +1,5 @@
-/* The backends against each other, bit for bit: lists, rows, scales, results and counters of onesided and collective equal those of
- * the oracle, over layouts, combine modes and dtypes, with threads as ranks. The full contract suite is tests/contract. */
+/* The backends against each other, bit for bit: lists, rows, scales, results and counters of onesided and collective equal those
+ * of the oracle, over layouts, combine modes and dtypes, with threads as ranks. The full contract suite is tests/contract. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -154,9 +154,10 @@ static epx_status_t exchange(const case_t *c, epx_plan_t *p, int rank, int step,
 }
 
 static int same(const answer_t *a, const answer_t *b, int w, size_t out_bytes) {
-    return !memcmp(a->counts, b->counts, sizeof a->counts) && !memcmp(a->hist, b->hist, sizeof a->hist) && a->n_rows == b->n_rows &&
-           !memcmp(a->entries, b->entries, sizeof a->entries) && !memcmp(a->rows, b->rows, row_cap(w) * H * 4) &&
-           !memcmp(a->scales, b->scales, row_cap(w) * 12) && !memcmp(a->out, b->out, out_bytes);
+    return !memcmp(a->counts, b->counts, sizeof a->counts) && !memcmp(a->hist, b->hist, sizeof a->hist) &&
+           a->n_rows == b->n_rows && !memcmp(a->entries, b->entries, sizeof a->entries) &&
+           !memcmp(a->rows, b->rows, row_cap(w) * H * 4) && !memcmp(a->scales, b->scales, row_cap(w) * 12) &&
+           !memcmp(a->out, b->out, out_bytes);
 }
 
 static void new_answer(answer_t *a, int w) {
@@ -196,7 +197,8 @@ static void body(epx_world_t *w, int rank, void *arg) {
         for (int b = 0; b < N_BACKENDS; b++) new_answer(&a[b], epx_world_size(w));
         for (int b = 0; b < N_BACKENDS && s == EPX_OK; b++) s = exchange(c, p[b], rank, step, in, &a[b]);
         for (int b = 1; b < N_BACKENDS && s == EPX_OK; b++)
-            if (!same(&a[0], &a[b], epx_world_size(w), (size_t)in->n * H * bytes_of(c->token == EPX_FP8_E4M3 ? c->comb : c->token)))
+            if (!same(&a[0], &a[b], epx_world_size(w),
+                      (size_t)in->n * H * bytes_of(c->token == EPX_FP8_E4M3 ? c->comb : c->token)))
                 snprintf(c->failure, sizeof c->failure, "%s differs from ref: rank %d step %d", backends[b], rank, step);
         for (int b = 0; b < N_BACKENDS; b++) free_answer(&a[b]);
     }
@@ -216,22 +218,25 @@ static uint64_t base_seed(void) {
 static void run_case(case_t c, int w) {
     c.seed = base_seed() + (uint64_t)w;
     assert_int_equal(lib_run(w, body, &c), EPX_OK);
-    if (c.failure[0]) fail_msg("%s (W %d seed %llu layout %d combine %d token %d wire %d expert %d combine dtype %d)", c.failure, w,
-                               (unsigned long long)base_seed(), c.layout, c.combine, c.token, c.wire, c.expert, c.comb);
+    if (c.failure[0])
+        fail_msg("%s (W %d seed %llu layout %d combine %d token %d wire %d expert %d combine dtype %d)", c.failure, w,
+                 (unsigned long long)base_seed(), c.layout, c.combine, c.token, c.wire, c.expert, c.comb);
 }
 
 static void backends_give_the_same_bits(void **state) {
     (void)state;
     static const epx_dtype_t types[][4] = {
-        {EPX_F32, EPX_F32, EPX_F32, EPX_F32},       {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16}, {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
-        {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F16}, {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
+        {EPX_F32, EPX_F32, EPX_F32, EPX_F32},      {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
+        {EPX_F16, EPX_F16, EPX_F16, EPX_F16},      {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_BF16},
+        {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F16}, {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
     };
     static const int sizes[] = {1, 2, 3, 4};
     int n = 0;
     for (size_t t = 0; t < sizeof types / sizeof types[0]; t++)
         for (int l = 0; l < 2; l++)
             for (int m = 0; m < 2; m++, n++)
-                run_case((case_t){(epx_layout_t)l, (epx_combine_t)m, types[t][0], types[t][1], types[t][2], types[t][3], n % 2, n % 3 == 0, 0, ""},
+                run_case((case_t){(epx_layout_t)l, (epx_combine_t)m, types[t][0], types[t][1], types[t][2], types[t][3], n % 2,
+                                  n % 3 == 0, 0, ""},
                          sizes[(size_t)(n + l) % 4]);
 }
 
@@ -351,7 +356,8 @@ static void a_rank_that_stops_ends_the_plan(void **state) {
 
 int main(void) {
     printf("seed %llu (EPX_TEST_SEED)\n", (unsigned long long)base_seed());
-    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits), cmocka_unit_test(routing_is_not_overwritten_while_it_is_read),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(backends_give_the_same_bits),
+                                       cmocka_unit_test(routing_is_not_overwritten_while_it_is_read),
                                        cmocka_unit_test(a_rank_that_stops_ends_the_plan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* Failures with processes as ranks: a killed peer is named within a second in every phase, a slow peer gives a deadline error with
- * its numbers, lack of memory and different configs fail on all ranks, and nothing hangs. Also: processes give the right answers. */
+/* Failures with processes as ranks: a killed peer is named within a second in every phase, a slow peer gives a deadline error
+ * with its numbers, lack of memory and different configs fail on all ranks, and nothing hangs. Also: processes give the right
+ * answers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,12 +51,12 @@ static epx_status_t allgather(void *ctx, const void *mine, size_t n, void *out) 
 }
 
 /* In children: a failed check ends the process with the line number. */
-#define CHECK(cond)                                                                            \
-    do {                                                                                       \
-        if (!(cond)) {                                                                         \
+#define CHECK(cond)                                                                               \
+    do {                                                                                          \
+        if (!(cond)) {                                                                            \
             fprintf(stderr, "line %d: %s (last error: %s)\n", __LINE__, #cond, epx_last_error()); \
-            _exit(3);                                                                          \
-        }                                                                                      \
+            _exit(3);                                                                             \
+        }                                                                                         \
     } while (0)
 
 typedef struct {
@@ -146,7 +147,8 @@ static epx_status_t exchange(rank_t *r, epx_plan_t *p, int step, float *out) {
     int first = r->rank < E % W ? r->rank * (E / W + 1) : r->rank * (E / W) + E % W;
     for (int e = 0; e < l.n_local_experts; e++)
         for (int32_t i = l.expert_off[e]; i < l.expert_off[e + 1]; i++) {
-            const float *row = (const float *)(const void *)((const char *)l.row_base[l.entries[i].src] + l.entries[i].token * l.row_stride_bytes);
+            const float *row = (const float *)(const void *)((const char *)l.row_base[l.entries[i].src] +
+                                                             l.entries[i].token * l.row_stride_bytes);
             for (int j = 0; j < H; j++) y[i * H + j] = row[j] * (float)(first + e + 1);
         }
     epx_io_init(&io);
@@ -247,8 +249,9 @@ static void slow_peer(rank_t *r) {
     } else {
         epx_status_t s = exchange(r, p, 1, out);
         CHECK(s == EPX_ERR_TIMEOUT || s == EPX_ERR_ABORTED); /* the slower of the two learns it from the other */
-        if (s == EPX_ERR_TIMEOUT) CHECK(strstr(epx_last_error(), "dispatch: ") && strstr(epx_last_error(), "for rank 2 (pid") &&
-                                        strstr(epx_last_error(), "epoch 2, expected 2, seen 1"));
+        if (s == EPX_ERR_TIMEOUT)
+            CHECK(strstr(epx_last_error(), "dispatch: ") && strstr(epx_last_error(), "for rank 2 (pid") &&
+                  strstr(epx_last_error(), "epoch 2, expected 2, seen 1"));
         CHECK(epx_plan_poll(p) == s);
     }
     epx_plan_destroy(p);

@@ -1,5 +1,5 @@
-/* Plans from inside and outside on one rank: layout regions, every refusal of validate.c, placement, order of calls, ids, capacity,
- * bytes, abort, components. Exchange results are tested elsewhere. */
+/* Plans from inside and outside on one rank: layout regions, every refusal of validate.c, placement, order of calls, ids,
+ * capacity, bytes, abort, components. Exchange results are tested elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,9 +37,10 @@ static void regions_do_not_overlap(void **state) {
     assert_int_equal(epx_slab_layout(&n, 3, EPX_REGION_D | EPX_REGION_C, &l), EPX_OK);
     assert_int_equal(l.n_scales, 2);
     uint64_t ends[][2] = {
-        {l.flag_d_off, 3 * 64},      {l.flag_c_off, 3 * 64},     {l.count_off, 3 * 64},        {l.publish_off, 64},
-        {l.ids_off, 3 * 8 * 3 * 4},  {l.weights_off, 3 * 8 * 3 * 4}, {l.x_off, 8 * 130 * 4},   {l.stage_off, 8 * 130},
-        {l.stage_scale_off, 8 * 2 * 4}, {l.d_off, 3 * 8 * 130},  {l.d_scale_off, 3 * 8 * 2 * 4}, {l.c_off, 3 * 8 * 130 * 4},
+        {l.flag_d_off, 3 * 64}, {l.flag_c_off, 3 * 64},         {l.count_off, 3 * 64},
+        {l.publish_off, 64},    {l.ids_off, 3 * 8 * 3 * 4},     {l.weights_off, 3 * 8 * 3 * 4},
+        {l.x_off, 8 * 130 * 4}, {l.stage_off, 8 * 130},         {l.stage_scale_off, 8 * 2 * 4},
+        {l.d_off, 3 * 8 * 130}, {l.d_scale_off, 3 * 8 * 2 * 4}, {l.c_off, 3 * 8 * 130 * 4},
     };
     size_t m = sizeof ends / sizeof ends[0];
     for (size_t i = 0; i < m; i++) {
@@ -75,21 +76,42 @@ typedef struct {
     epx_status_t status;
 } refusal_t;
 
-#define REFUSE(f, v, s) {#f, offsetof(epx_plan_config_t, f), v, s}
+#define REFUSE(f, v, s) \
+    { #f, offsetof(epx_plan_config_t, f), v, s }
 
 static void refusals_name_field_and_value(void **state) {
     (void)state;
     static const refusal_t table[] = {
-        REFUSE(max_tokens, 0, EPX_ERR_ARG),        REFUSE(max_tokens, -1, EPX_ERR_ARG),       REFUSE(hidden, 0, EPX_ERR_ARG),
-        REFUSE(top_k, 0, EPX_ERR_ARG),             REFUSE(top_k, 65, EPX_ERR_ARG),            REFUSE(n_experts, 0, EPX_ERR_ARG),
-        REFUSE(n_slots, 6, EPX_ERR_ARG),           REFUSE(n_slots, 8, EPX_ERR_UNSUPPORTED),   REFUSE(token_dtype, 5, EPX_ERR_ARG),
-        REFUSE(token_dtype, 4, EPX_ERR_UNSUPPORTED), REFUSE(wire_dtype, 1, EPX_ERR_ARG),      REFUSE(wire_dtype, 4, EPX_ERR_UNSUPPORTED),
-        REFUSE(expert_dtype, 1, EPX_ERR_UNSUPPORTED), REFUSE(combine_dtype, 3, EPX_ERR_UNSUPPORTED), REFUSE(combine_dtype, 9, EPX_ERR_ARG),
-        REFUSE(scale_block, 64, EPX_ERR_UNSUPPORTED), REFUSE(scale_block, 0, EPX_ERR_ARG),    REFUSE(scale_format, 1, EPX_ERR_UNSUPPORTED),
-        REFUSE(scale_layout, 1, EPX_ERR_UNSUPPORTED), REFUSE(layout, 2, EPX_ERR_UNSUPPORTED), REFUSE(layout, 3, EPX_ERR_ARG),
-        REFUSE(align, 0, EPX_ERR_ARG),             REFUSE(align, 16, EPX_ERR_UNSUPPORTED),    REFUSE(combine, 2, EPX_ERR_ARG),
-        REFUSE(replicate, 2, EPX_ERR_UNSUPPORTED), REFUSE(replicate, 0, EPX_ERR_ARG),         REFUSE(n_channels, 2, EPX_ERR_UNSUPPORTED),
-        REFUSE(n_channels, 0, EPX_ERR_ARG),        REFUSE(n_blocks, 8, EPX_ERR_UNSUPPORTED),  REFUSE(renormalize, 1, EPX_ERR_UNSUPPORTED),
+        REFUSE(max_tokens, 0, EPX_ERR_ARG),
+        REFUSE(max_tokens, -1, EPX_ERR_ARG),
+        REFUSE(hidden, 0, EPX_ERR_ARG),
+        REFUSE(top_k, 0, EPX_ERR_ARG),
+        REFUSE(top_k, 65, EPX_ERR_ARG),
+        REFUSE(n_experts, 0, EPX_ERR_ARG),
+        REFUSE(n_slots, 6, EPX_ERR_ARG),
+        REFUSE(n_slots, 8, EPX_ERR_UNSUPPORTED),
+        REFUSE(token_dtype, 5, EPX_ERR_ARG),
+        REFUSE(token_dtype, 4, EPX_ERR_UNSUPPORTED),
+        REFUSE(wire_dtype, 1, EPX_ERR_ARG),
+        REFUSE(wire_dtype, 4, EPX_ERR_UNSUPPORTED),
+        REFUSE(expert_dtype, 1, EPX_ERR_UNSUPPORTED),
+        REFUSE(combine_dtype, 3, EPX_ERR_UNSUPPORTED),
+        REFUSE(combine_dtype, 9, EPX_ERR_ARG),
+        REFUSE(scale_block, 64, EPX_ERR_UNSUPPORTED),
+        REFUSE(scale_block, 0, EPX_ERR_ARG),
+        REFUSE(scale_format, 1, EPX_ERR_UNSUPPORTED),
+        REFUSE(scale_layout, 1, EPX_ERR_UNSUPPORTED),
+        REFUSE(layout, 2, EPX_ERR_UNSUPPORTED),
+        REFUSE(layout, 3, EPX_ERR_ARG),
+        REFUSE(align, 0, EPX_ERR_ARG),
+        REFUSE(align, 16, EPX_ERR_UNSUPPORTED),
+        REFUSE(combine, 2, EPX_ERR_ARG),
+        REFUSE(replicate, 2, EPX_ERR_UNSUPPORTED),
+        REFUSE(replicate, 0, EPX_ERR_ARG),
+        REFUSE(n_channels, 2, EPX_ERR_UNSUPPORTED),
+        REFUSE(n_channels, 0, EPX_ERR_ARG),
+        REFUSE(n_blocks, 8, EPX_ERR_UNSUPPORTED),
+        REFUSE(renormalize, 1, EPX_ERR_UNSUPPORTED),
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         epx_plan_config_t c = shape();
@@ -273,12 +295,14 @@ static void groups_overlap_and_refuse(epx_world_t *w, int rank, void *arg) {
     epx_group_t *a = NULL, *b = NULL, *c = NULL;
     int *bad = arg, all[3], mine = rank * 10;
     if (epx_group_create(w, some, 2, -1, &a) != EPX_OK || epx_group_create(w, NULL, 0, -1, &b) != EPX_OK) bad[rank] = 1;
-    if ((a == NULL) != (rank == 1) || epx_group_create(w, twice, 2, -1, &c) != EPX_ERR_ARG || epx_group_create(w, NULL, 0, 0, &c) != EPX_ERR_UNSUPPORTED)
+    if ((a == NULL) != (rank == 1) || epx_group_create(w, twice, 2, -1, &c) != EPX_ERR_ARG ||
+        epx_group_create(w, NULL, 0, 0, &c) != EPX_ERR_UNSUPPORTED)
         bad[rank] = 2;
     for (int i = 0; i < 100 && bad[rank] == 0; i++) {
         mine = rank * 10 + i;
         if (a != NULL && (epx_group_allgather(a, &mine, sizeof mine, all, 0) || all[0] != 20 + i || all[1] != i)) bad[rank] = 3;
-        if (epx_group_allgather(b, &mine, sizeof mine, all, 0) || all[0] != i || all[1] != 10 + i || all[2] != 20 + i) bad[rank] = 4;
+        if (epx_group_allgather(b, &mine, sizeof mine, all, 0) || all[0] != i || all[1] != 10 + i || all[2] != 20 + i)
+            bad[rank] = 4;
     }
     if (a != NULL && (epx_group_rank(a) != (rank == 2 ? 0 : 1) || epx_group_size(a) != 2)) bad[rank] = 5;
     epx_group_destroy(a);
@@ -317,11 +341,16 @@ static void worlds_and_components(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(regions_do_not_overlap),          cmocka_unit_test(control_words_do_not_move_with_capacity),
-        cmocka_unit_test(refusals_name_field_and_value),   cmocka_unit_test(placement_tables_are_checked),
-        cmocka_unit_test(sizes_that_overflow_are_refused), cmocka_unit_test(first_difference_is_named),
-        cmocka_unit_test(calls_out_of_order_are_refused),  cmocka_unit_test(bad_step_arguments_change_nothing),
-        cmocka_unit_test(abort_ends_the_plan),             cmocka_unit_test(groups),
+        cmocka_unit_test(regions_do_not_overlap),
+        cmocka_unit_test(control_words_do_not_move_with_capacity),
+        cmocka_unit_test(refusals_name_field_and_value),
+        cmocka_unit_test(placement_tables_are_checked),
+        cmocka_unit_test(sizes_that_overflow_are_refused),
+        cmocka_unit_test(first_difference_is_named),
+        cmocka_unit_test(calls_out_of_order_are_refused),
+        cmocka_unit_test(bad_step_arguments_change_nothing),
+        cmocka_unit_test(abort_ends_the_plan),
+        cmocka_unit_test(groups),
         cmocka_unit_test(worlds_and_components),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Row arithmetic: every vector set gives the bits of the scalar one, the scalar one those of base/half.h, and the fp8 cast those of
- * golden vectors that were worked out by hand from docs/protocol.md. */
+/* Row arithmetic: every vector set gives the bits of the scalar one, the scalar one those of base/half.h, and the fp8 cast those
+ * of golden vectors that were worked out by hand from docs/protocol.md. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +45,8 @@ static void sets_give_the_same_bits(void **state) {
             const epx_row_kernels_t *k = epx_row_kernels_named(sets[s]);
             if (k == NULL) {
                 printf("%s: not on this CPU\n", sets[s]);
-                memcpy(acc[s], acc[0], sizeof acc[0]), memcpy(wide[s], wide[0], sizeof wide[0]), memcpy(low[s], low[0], sizeof low[0]);
+                memcpy(acc[s], acc[0], sizeof acc[0]), memcpy(wide[s], wide[0], sizeof wide[0]),
+                    memcpy(low[s], low[0], sizeof low[0]);
                 continue;
             }
             fill(src, sizeof src, 1);
@@ -80,7 +81,8 @@ static void scalar_matches_the_definition(void **state) {
     for (size_t i = 0; i < N; i++) assert_int_equal(low[i], epx_f32_to_bf16(src[i]));
     for (uint32_t round = 0; round < 100; round++) { /* exponents around the subnormal border and the overflow */
         for (size_t i = 0; i < N; i++)
-            src[i] = ldexpf(epx_philox_unit(seed + 9 + round, i) - 0.5f, (int)(epx_philox_u32(seed + 5, round * N + i) % 46) - 28);
+            src[i] =
+                ldexpf(epx_philox_unit(seed + 9 + round, i) - 0.5f, (int)(epx_philox_u32(seed + 5, round * N + i) % 46) - 28);
         k->narrow(low, EPX_F16, src, N);
         for (size_t i = 0; i < N; i++) assert_int_equal(low[i], epx_f32_to_f16(src[i]));
     }
@@ -95,7 +97,8 @@ static void fp8_codes_match_the_definition(void **state) {
             float x[128], scale;
             uint8_t codes[128];
             for (uint32_t i = 0; i < 128; i++)
-                x[i] = ldexpf(epx_philox_unit(seed, round * 128 + i) - 0.5f, (int)(epx_philox_u32(seed + 1, round * 128 + i) % 22) - 12);
+                x[i] = ldexpf(epx_philox_unit(seed, round * 128 + i) - 0.5f,
+                              (int)(epx_philox_u32(seed + 1, round * 128 + i) % 22) - 12);
             x[5] = 448.0f;
             if (round % 3 == 0) x[6] = NAN, x[7] = -0.0f, x[8] = 0x1p-10f, x[9] = 0x1.8p-9f, x[10] = 0x1p-7f;
             k->quantise(codes, &scale, x, 128);
@@ -114,9 +117,9 @@ static void fp8_golden_vectors(void **state) {
     (void)state;
     static const golden_t cases[] = {
         {{448, -448, 1, 0.5f}, 1.0f, {0x7E, 0xFE, 0x38, 0x30}},
-        {{896, 2, -1, 0}, 2.0f, {0x7E, 0x38, 0xB0, 0x00}},               /* scale 2 */
-        {{0, -0.0f, 0, 0}, 1e-12f / 448.0f, {0x00, 0x80, 0x00, 0x00}},    /* the floor */
-        {{NAN, 448, -0.0f, 17}, 1.0f, {0x7F, 0x7E, 0x80, 0x58}},          /* NaN is left out of amax; 17 is a tie: to even, 16 */
+        {{896, 2, -1, 0}, 2.0f, {0x7E, 0x38, 0xB0, 0x00}},             /* scale 2 */
+        {{0, -0.0f, 0, 0}, 1e-12f / 448.0f, {0x00, 0x80, 0x00, 0x00}}, /* the floor */
+        {{NAN, 448, -0.0f, 17}, 1.0f, {0x7F, 0x7E, 0x80, 0x58}},       /* NaN is left out of amax; 17 is a tie: to even, 16 */
         {{INFINITY, -INFINITY, 0, 3.402823466e+38f}, 3.402823466e+38f / 448.0f, {0x7E, 0xFE, 0x00, 0x7E}},
         {{448, 19, 0x1p-10f, 0x1.8p-9f}, 1.0f, {0x7E, 0x5A, 0x00, 0x02}}, /* ties: 19 -> 20, half unit -> 0, 1.5 units -> 2 */
     };

@@ -30,7 +30,8 @@ static float *gathered_scales(const epx_plan_t *p, int channel, int rank, int sr
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
-    size_t rows = (size_t)io->n_tokens * p->layout.wire_row_bytes, scales = (size_t)io->n_tokens * p->layout.n_scales * sizeof(float);
+    size_t rows = (size_t)io->n_tokens * p->layout.wire_row_bytes,
+           scales = (size_t)io->n_tokens * p->layout.n_scales * sizeof(float);
     epx_exchange_stage(p, io->channel, io);
     for (int i = 1; i <= p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;
@@ -72,6 +73,15 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 
 extern const epx_a2a_t epx_a2a_collective;
 const epx_a2a_t epx_a2a_collective = {
-    "collective", "all-gather of tokens; rows back per k, or reduce-scatter of partial sums: the baseline", 50,
-    EPX_REGION_D | EPX_REGION_C, 0, can, private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
+    "collective",
+    "all-gather of tokens; rows back per k, or reduce-scatter of partial sums: the baseline",
+    50,
+    EPX_REGION_D | EPX_REGION_C,
+    0,
+    can,
+    private_bytes,
+    dispatch_send,
+    dispatch_recv,
+    combine_send,
+    combine_recv,
 };

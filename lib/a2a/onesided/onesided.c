@@ -19,7 +19,8 @@ static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, siz
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
-    uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.n_scales * sizeof(float), table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8;
+    uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.n_scales * sizeof(float),
+             table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8;
     if (EPX_MUTANT(flag_before_data)) {
         epx_exchange_flag_dispatch(p, io->channel);
         EPX_MUTANT_PAUSE();
@@ -27,7 +28,8 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     for (int i = 1; i <= p->n_ranks; i++) epx_exchange_push_routing(p, io->channel, (p->rank + i) % p->n_ranks, io);
     epx_exchange_stage(p, io->channel, io);
     if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_dispatch(p, io->channel);
-    p->dispatch_bytes += epx_route_count_sent(p, io->ids, io->n_tokens, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
+    p->dispatch_bytes +=
+        epx_route_count_sent(p, io->ids, io->n_tokens, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
     return EPX_OK;
 }
 
@@ -63,6 +65,15 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 
 extern const epx_a2a_t epx_a2a_onesided;
 const epx_a2a_t epx_a2a_onesided = {
-    "onesided", "rows staged once and read in place, routing tables pushed, one flag a peer and phase", 100, EPX_REGION_C, 0, can,
-    private_bytes, dispatch_send, dispatch_recv, combine_send, combine_recv,
+    "onesided",
+    "rows staged once and read in place, routing tables pushed, one flag a peer and phase",
+    100,
+    EPX_REGION_C,
+    0,
+    can,
+    private_bytes,
+    dispatch_send,
+    dispatch_recv,
+    combine_send,
+    combine_recv,
 };

@@ -18,7 +18,8 @@ static epx_status_t can(const epx_net_t *net, const epx_plan_config_t *cfg) {
     for (int r = 1; net != NULL && r < net->n_ranks; r++)
         if (memcmp(net->peers[r].process, net->peers[0].process, sizeof net->peers[0].process) != 0 ||
             net->peers[r].pid != net->peers[0].pid)
-            return epx_fail(EPX_ERR_UNSUPPORTED, "backend ref needs all ranks in one process; ranks 0 and %d are pids %lld and %lld", r,
+            return epx_fail(EPX_ERR_UNSUPPORTED,
+                            "backend ref needs all ranks in one process; ranks 0 and %d are pids %lld and %lld", r,
                             (long long)net->peers[0].pid, (long long)net->peers[r].pid);
     return EPX_OK;
 }
@@ -32,12 +33,13 @@ static int block_of(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, b
     size_t h = (size_t)cfg->hidden, n = (size_t)n_ranks * (size_t)cfg->max_tokens;
     size_t n_scales = cfg->wire_dtype == EPX_FP8_E4M3 ? (h + (size_t)cfg->scale_block - 1) / (size_t)cfg->scale_block : 0;
     b->rows = 0;
-    if (!epx_mul_size(n, h * epx_dtype_bytes(cfg->wire_dtype), &b->scales) || !epx_round_up_size(b->scales, 64, &b->scales)) return 0;
+    if (!epx_mul_size(n, h * epx_dtype_bytes(cfg->wire_dtype), &b->scales) || !epx_round_up_size(b->scales, 64, &b->scales))
+        return 0;
     if (!epx_mul_size(n, n_scales * sizeof(float), &b->outputs) || !epx_add_size(b->outputs, b->scales, &b->outputs) ||
         !epx_round_up_size(b->outputs, 64, &b->outputs))
         return 0;
-    return epx_mul_size(row_max, h * epx_dtype_bytes(cfg->expert_dtype), &b->bytes) && epx_add_size(b->bytes, b->outputs, &b->bytes) &&
-           epx_round_up_size(b->bytes, 64, &b->bytes);
+    return epx_mul_size(row_max, h * epx_dtype_bytes(cfg->expert_dtype), &b->bytes) &&
+           epx_add_size(b->bytes, b->outputs, &b->bytes) && epx_round_up_size(b->bytes, 64, &b->bytes);
 }
 
 static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, size_t *out_bytes) {
@@ -66,7 +68,8 @@ static const void *published(const epx_plan_t *p, int channel, int rank, int wor
 }
 
 static void flag_all(const epx_plan_t *p, int channel, uint64_t (*flag)(const epx_slab_layout_t *l, int channel, int src)) {
-    for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, flag(&p->layout, channel, p->rank), p->channels[channel].epoch);
+    for (int r = 0; r < p->n_ranks; r++)
+        epx_slab_signal(p->slab, r, flag(&p->layout, channel, p->rank), p->channels[channel].epoch);
 }
 
 static epx_status_t wait_all(epx_plan_t *p, int channel, const char *phase,
@@ -108,10 +111,17 @@ static float value_of(epx_dtype_t dtype, const void *row, size_t i) {
     uint16_t h;
     float f;
     switch (dtype) {
-    case EPX_F32: memcpy(&f, (const char *)row + 4 * i, 4); return f;
-    case EPX_BF16: memcpy(&h, (const char *)row + 2 * i, 2); return epx_bf16_to_f32(h);
-    case EPX_F16: memcpy(&h, (const char *)row + 2 * i, 2); return epx_f16_to_f32(h);
-    default: return epx_e4m3_to_f32(((const uint8_t *)row)[i]);
+    case EPX_F32:
+        memcpy(&f, (const char *)row + 4 * i, 4);
+        return f;
+    case EPX_BF16:
+        memcpy(&h, (const char *)row + 2 * i, 2);
+        return epx_bf16_to_f32(h);
+    case EPX_F16:
+        memcpy(&h, (const char *)row + 2 * i, 2);
+        return epx_f16_to_f32(h);
+    default:
+        return epx_e4m3_to_f32(((const uint8_t *)row)[i]);
     }
 }
 
@@ -217,8 +227,14 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     }
     build_lists(p, ch);
     count_received(p, r);
-    ch->lists = (epx_lists_t){p->n_local, r->expert_off[p->n_local], r->expert_off, r->entries, r->row_base,
-                              p->layout.n_scales ? r->scale_base : NULL, p->layout.wire_row_bytes, p->layout.n_scales};
+    ch->lists = (epx_lists_t){p->n_local,
+                              r->expert_off[p->n_local],
+                              r->expert_off,
+                              r->entries,
+                              r->row_base,
+                              p->layout.n_scales ? r->scale_base : NULL,
+                              p->layout.wire_row_bytes,
+                              p->layout.n_scales};
     write_output(p, ch, io);
     return EPX_OK;
 }
@@ -247,7 +263,8 @@ static const void *answer(const epx_plan_t *p, int channel, uint32_t t, int32_t 
     const int32_t *off = published(p, channel, owner, PUB_EXPERT_OFF);
     int32_t i = off[e];
     while (entries[i].src != (uint32_t)p->rank || entries[i].token != t) i++;
-    return (const char *)published(p, channel, owner, PUB_OUTPUTS) + (size_t)i * (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
+    return (const char *)published(p, channel, owner, PUB_OUTPUTS) +
+           (size_t)i * (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
 }
 
 static float rounded(epx_dtype_t dtype, float f) {
@@ -261,13 +278,15 @@ static float element(const epx_plan_t *p, const int32_t *ids, const float *weigh
     float total = 0;
     if (p->cfg.combine == EPX_COMBINE_EXACT) {
         for (int k = 0; k < p->cfg.top_k; k++)
-            if (ids[k] >= 0) total = fmaf(weights[k], rounded(p->cfg.combine_dtype, value_of(p->cfg.expert_dtype, rows[k], i)), total);
+            if (ids[k] >= 0)
+                total = fmaf(weights[k], rounded(p->cfg.combine_dtype, value_of(p->cfg.expert_dtype, rows[k], i)), total);
         return total;
     }
     for (int r = 0; r < p->n_ranks; r++) {
         float part = 0;
         for (int k = 0; k < p->cfg.top_k; k++)
-            if (ids[k] >= 0 && p->expert_rank[ids[k]] == r) part = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part);
+            if (ids[k] >= 0 && p->expert_rank[ids[k]] == r)
+                part = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part);
         total += rounded(p->cfg.combine_dtype, part);
     }
     return total;
@@ -292,6 +311,15 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
 
 extern const epx_a2a_t epx_a2a_ref;
 const epx_a2a_t epx_a2a_ref = {
-    "ref", "slow sequential oracle; all ranks in one process", 10, 0, 1, can, private_bytes, dispatch_send, dispatch_recv, combine_send,
+    "ref",
+    "slow sequential oracle; all ranks in one process",
+    10,
+    0,
+    1,
+    can,
+    private_bytes,
+    dispatch_send,
+    dispatch_recv,
+    combine_send,
     combine_recv,
 };

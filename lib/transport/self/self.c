@@ -79,6 +79,17 @@ static int dead_rank(epx_net_t *net) {
 
 extern const epx_transport_t epx_transport_self;
 const epx_transport_t epx_transport_self = {
-    "self", "one rank; the slab is private memory", EPX_LINK_SELF | EPX_LINK_MAPPED, 200, can, open_net, connect_net, close_net,
-    slab_check, slab_alloc, slab_share, slab_free, dead_rank,
+    "self",
+    "one rank; the slab is private memory",
+    EPX_LINK_SELF | EPX_LINK_MAPPED,
+    200,
+    can,
+    open_net,
+    connect_net,
+    close_net,
+    slab_check,
+    slab_alloc,
+    slab_share,
+    slab_free,
+    dead_rank,
 };

@@ -46,8 +46,10 @@ static int same_process(const epx_peer_t *a, const epx_peer_t *b) {
 static epx_status_t can(const epx_peer_t *peers, int n_ranks) {
     for (int i = 1; i < n_ranks; i++)
         if (memcmp(peers[i].host, peers[0].host, sizeof peers[0].host) != 0)
-            return epx_fail(EPX_ERR_UNSUPPORTED, "transport shm joins ranks of one host; world ranks %d and %d are on different hosts or "
-                            "network namespaces", peers[0].world_rank, peers[i].world_rank);
+            return epx_fail(EPX_ERR_UNSUPPORTED,
+                            "transport shm joins ranks of one host; world ranks %d and %d are on different hosts or "
+                            "network namespaces",
+                            peers[0].world_rank, peers[i].world_rank);
     return EPX_OK;
 }
 
@@ -104,7 +106,8 @@ static epx_status_t connect_net(epx_net_t *net, const void *cards, uint64_t time
         EPX_TRY(shm_accept(n->listen_fd, &n->card, deadline, &r, &fd));
         if (r <= net->rank || r >= net->n_ranks || n->fds[r] >= 0) {
             close(fd);
-            return epx_fail(EPX_ERR_FORMAT, "shm: connection from rank %d, expected %d to %d once each", r, net->rank + 1, net->n_ranks - 1);
+            return epx_fail(EPX_ERR_FORMAT, "shm: connection from rank %d, expected %d to %d once each", r, net->rank + 1,
+                            net->n_ranks - 1);
         }
         n->fds[r] = fd;
     }
@@ -173,9 +176,10 @@ static epx_status_t receive_slab(shm_net_t *n, shm_slab_t *s, int peer, uint64_t
     if (fd >= 0) close(fd);
     if (st < 0) return st;
     if (m.serial != s->serial || m.bytes != s->slab.bytes)
-        return epx_fail(EPX_ERR_MISMATCH, "shm: slab %llu of %llu bytes came, %llu of %zu bytes expected: plans are created in another "
-                        "order there", (unsigned long long)m.serial, (unsigned long long)m.bytes, (unsigned long long)s->serial,
-                        s->slab.bytes);
+        return epx_fail(EPX_ERR_MISMATCH,
+                        "shm: slab %llu of %llu bytes came, %llu of %zu bytes expected: plans are created in another "
+                        "order there",
+                        (unsigned long long)m.serial, (unsigned long long)m.bytes, (unsigned long long)s->serial, s->slab.bytes);
     s->slab.base[peer] = s->maps[peer]->base;
     return EPX_OK;
 }
@@ -213,6 +217,17 @@ static int dead_rank(epx_net_t *net) {
 
 extern const epx_transport_t epx_transport_shm;
 const epx_transport_t epx_transport_shm = {
-    "shm", "ranks of one host, processes or threads: memfd slabs passed over Unix sockets", EPX_LINK_SELF | EPX_LINK_MAPPED, 100, can,
-    open_net, connect_net, close_net, slab_check, slab_alloc, slab_share, slab_free, dead_rank,
+    "shm",
+    "ranks of one host, processes or threads: memfd slabs passed over Unix sockets",
+    EPX_LINK_SELF | EPX_LINK_MAPPED,
+    100,
+    can,
+    open_net,
+    connect_net,
+    close_net,
+    slab_check,
+    slab_alloc,
+    slab_share,
+    slab_free,
+    dead_rank,
 };

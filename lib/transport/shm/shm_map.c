@@ -18,7 +18,8 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 static epx_status_t no_memory(size_t bytes, const char *call) {
     int e = errno;
     return epx_fail_errno(e == ENOMEM || e == ENOSPC || e == EFBIG ? EPX_ERR_NOMEM : EPX_ERR_OS, e,
-                          "shm: slab of %zu bytes wanted, %llu bytes free: %s", bytes, (unsigned long long)epx_memory_free_bytes(), call);
+                          "shm: slab of %zu bytes wanted, %llu bytes free: %s", bytes,
+                          (unsigned long long)epx_memory_free_bytes(), call);
 }
 
 static epx_status_t reserve(int fd, size_t bytes) {
@@ -67,7 +68,8 @@ epx_status_t shm_map_open(int fd, size_t bytes, shm_map_t **out_map) {
     if (fstat(fd, &st) != 0) return epx_fail_errno(EPX_ERR_OS, errno, "shm: fstat of a peer's slab");
     if (st.st_size != (off_t)bytes)
         return epx_fail(EPX_ERR_MISMATCH, "shm: a peer's slab has %lld bytes, %zu expected", (long long)st.st_size, bytes);
-    if (seals < 0 || (seals & SEALS) != SEALS) return epx_fail(EPX_ERR_FORMAT, "shm: a peer's slab is not sealed against resizing");
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return epx_fail(EPX_ERR_FORMAT, "shm: a peer's slab is not sealed against resizing");
     return map_fd(fd, bytes, 0, out_map);
 }
 

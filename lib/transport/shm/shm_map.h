@@ -11,7 +11,7 @@
 typedef struct {
     char *base;
     size_t bytes;
-    int fd;        /* -1 once closed or when it came from a peer */
+    int fd; /* -1 once closed or when it came from a peer */
     uint32_t refs;
 } shm_map_t;
 

@@ -148,7 +148,8 @@ epx_status_t shm_recv(int sock, void *msg, size_t n_bytes, uint64_t deadline_ns,
     } control;
     for (;;) {
         struct iovec iov = {msg, n_bytes};
-        struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+        struct msghdr m = {
+            .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
         ssize_t n = recvmsg(sock, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n == (ssize_t)n_bytes) {
             *out_fd = take_fd(&m);

@@ -12,7 +12,7 @@ enum { SHM_NAME_BYTES = 32, SHM_SECRET_BYTES = 16 };
 
 /* What a rank tells its peers through the bootstrap. */
 typedef struct {
-    char name[SHM_NAME_BYTES];       /* hex, abstract socket "epx-<name>" */
+    char name[SHM_NAME_BYTES];        /* hex, abstract socket "epx-<name>" */
     uint8_t secret[SHM_SECRET_BYTES]; /* who knows it may connect: the name can be listed on the host, this cannot */
     uint8_t pad[16];
 } shm_card_t;
