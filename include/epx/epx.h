@@ -149,7 +149,7 @@ typedef struct {
     int top_k;                       /* K, 1 .. EPX_MAX_TOP_K */
     int n_experts;                   /* E, logical experts, >= 1 */
     int n_slots;                     /* physical slots, >= E; 0: E */
-    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, the first n_slots % W ranks get one more */
+    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, n_slots % W first ranks get one more */
     const int *slot_expert;          /* [n_slots] slot -> logical expert; NULL: identity */
     uint64_t placement_version;      /* of the two tables above */
     epx_dtype_t token_dtype;         /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
