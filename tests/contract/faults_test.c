@@ -1,6 +1,7 @@
 /* When a peer is late, gone or gives up: abort, timeout, SIGKILL in each of the four phases, and what is left behind.
  * Usage: contract_faults threads | processes (SIGKILL needs processes) */
 #include <dirent.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -118,6 +119,36 @@ static void abort_is_seen_by_peers(void **state) {
         fault_t f = {backends[i], 0};
         assert_int_equal(th_launch(mode, 3, body_abort, &f, 20, NULL), 0);
     }
+}
+
+/* poll and abort are the two calls that another thread may make meanwhile. */
+static void *watch(void *ctx) {
+    bench_t *b = ctx;
+    for (int i = 0; i < 300; i++)
+        if (epx_plan_poll(b->p) != EPX_OK) return b;
+    th_sleep_us(3000);
+    epx_plan_abort(b->p);
+    return epx_plan_poll(b->p) == EPX_ERR_ABORTED ? NULL : b;
+}
+
+static int body_watched(th_rank_t *r) {
+    bench_t b;
+    pthread_t watcher;
+    void *bad = NULL;
+    epx_status_t s = EPX_OK;
+    if (setup(r, r->arg, 10 * SECOND, &b) != 0) return -1;
+    TH_CHECK(r, r->rank != 0 || pthread_create(&watcher, NULL, watch, &b) == 0, "%s", "no thread");
+    for (int i = 0; i < 1000000 && s == EPX_OK; i++) s = empty_exchange(r, b.p, NULL, NULL);
+    if (r->rank == 0) pthread_join(watcher, &bad);
+    TH_CHECK(r, s == EPX_ERR_ABORTED, "status %d: %s", (int)s, epx_last_error());
+    TH_CHECK(r, bad == NULL, "%s", "poll in another thread told otherwise");
+    teardown(&b);
+    return 0;
+}
+
+static void another_thread_polls_and_aborts(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(mode, 2, body_watched, NULL, 30, NULL), 0);
 }
 
 /* ---- timeout ---- */
@@ -417,13 +448,10 @@ static void address_space_limit_is_an_error(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest any[] = {
-        cmocka_unit_test(abort_is_seen_by_peers),
-        cmocka_unit_test(timeout_names_phase_and_peer),
-        cmocka_unit_test(allgather_times_out),
-        cmocka_unit_test(destroy_waits_for_a_lagging_peer),
-        cmocka_unit_test(destroy_of_an_aborted_plan_is_safe),
-        cmocka_unit_test(nothing_is_left_behind),
-        cmocka_unit_test(absurd_capacity_is_an_error),
+        cmocka_unit_test(abort_is_seen_by_peers),           cmocka_unit_test(another_thread_polls_and_aborts),
+        cmocka_unit_test(timeout_names_phase_and_peer),     cmocka_unit_test(allgather_times_out),
+        cmocka_unit_test(destroy_waits_for_a_lagging_peer), cmocka_unit_test(destroy_of_an_aborted_plan_is_safe),
+        cmocka_unit_test(nothing_is_left_behind),           cmocka_unit_test(absurd_capacity_is_an_error),
     };
     const struct CMUnitTest processes_only[] = {
         cmocka_unit_test(killed_rank_is_named),
