@@ -9,7 +9,7 @@
 #include "engine/runtime/rank_internal.h"
 
 enum { KV_SHARE_PERCENT = 40, KV_CONTEXT_CAP = 8192 };
-static const uint64_t default_timeout_ns = 10u * 1000u * 1000u * 1000u;
+static const uint64_t default_timeout_ns = UINT64_C(10000000000);
 
 void epx_rank_config_init(epx_rank_config_t *cfg) {
     *cfg = (epx_rank_config_t){.size = sizeof *cfg,
