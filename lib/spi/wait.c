@@ -11,9 +11,10 @@
 #include "base/clock.h"
 #include "base/status.h"
 
-/* dependencies.md: a flag takes 0.15 us, a futex wake about 40 us, so spinning pays for some 100 us. */
+/* A flag takes 0.15 us, a futex wake 40 us (docs/protocol.md, section 6). So: some flag times without a system call, then polls
+ * between yields, which give a peer on the same core its turn, then sleep. */
 enum { POLLS_PER_CLOCK = 64, POLLS_BEFORE_YIELD = 20 };
-static const uint64_t SPIN_NS = 100000, YIELD_NS = 400000, SLICE_NS = 20000000;
+static const uint64_t SPIN_NS = 5000, YIELD_NS = 400000, SLICE_NS = 20000000;
 
 _Static_assert(sizeof(epx_slab_head_t) == EPX_HEAD_BYTES, "slab head");
 
