@@ -374,7 +374,7 @@ KIND_TEST(false, json_is_false(self))
 KIND_TEST(mapping, k == KIND_DICT)
 KIND_TEST(sequence, k == KIND_LIST || k == KIND_STRING || k == KIND_DICT || k == KIND_UNDEFINED)
 KIND_TEST(iterable, k == KIND_LIST || k == KIND_STRING || k == KIND_DICT || k == KIND_UNDEFINED)
-KIND_TEST(callable, k == KIND_FUNCTION)
+KIND_TEST(callable, k == KIND_FUNCTION || k == KIND_UNDEFINED)
 
 /* Identity: of JSON's constants and of the very same value. Equal strings and small numbers are one object in Python at times,
  * and never surely: here they are the same only as constants are. */

@@ -115,11 +115,7 @@ static json_t *split_space(jinja_run_t *r, int line, json_t *list, const char *p
             continue;
         }
         begin = i;
-        if (max-- == 0) {
-            size_t end = n;
-            while (end > begin && jinja_is_space(epx_utf8_decode(p + epx_utf8_back(p, end), &len))) end = epx_utf8_back(p, end);
-            return add_part(r, line, list, p + begin, end - begin) ? list : NULL;
-        }
+        if (max-- == 0) return add_part(r, line, list, p + begin, n - begin) ? list : NULL;
         while (i < n && !jinja_is_space(epx_utf8_decode(p + i, &len))) i += len;
         if (!add_part(r, line, list, p + begin, i - begin)) return NULL;
     }

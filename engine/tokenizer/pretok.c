@@ -48,8 +48,7 @@ static epx_status_t add_pattern(epx_pretok_t *p, const char *field, const char *
     cc = pcre2_compile_context_create(NULL);
     if (cc == NULL) return epx_fail(EPX_ERR_NOMEM, "%s: no memory for the pattern", field);
     pcre2_set_newline(cc, PCRE2_NEWLINE_LF);
-    step->re =
-        pcre2_compile((PCRE2_SPTR)pattern, n_bytes, options | PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &off, cc);
+    step->re = pcre2_compile((PCRE2_SPTR)pattern, n_bytes, options | PCRE2_UTF, &code, &off, cc);
     pcre2_compile_context_free(cc);
     if (step->re == NULL) {
         p->n_steps--;
@@ -70,7 +69,7 @@ epx_status_t epx_pretok_add_regex(epx_pretok_t *p, const char *field, const char
         return epx_fail(EPX_ERR_UNSUPPORTED, "%s: the pattern has, at byte %zu, %s; its meaning differs between engines", field,
                         off, why);
     /* Ruby's ^ and $ always match at line borders. */
-    return add_pattern(p, field, pattern, n_bytes, PCRE2_MULTILINE, behavior, invert);
+    return add_pattern(p, field, pattern, n_bytes, PCRE2_MULTILINE | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, behavior, invert);
 }
 
 epx_status_t epx_pretok_add_literal(epx_pretok_t *p, const char *field, const char *text, size_t n_bytes,
