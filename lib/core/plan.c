@@ -221,6 +221,16 @@ static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_st
     return own < 0 ? epx_fail(own, "%s", own_message) : s;
 }
 
+/* Every mapping is the slab that its owner made for this plan. */
+static epx_status_t check_heads(const epx_plan_t *p, uint64_t hash) {
+    for (int r = 0; r < p->n_ranks; r++) {
+        const epx_slab_head_t *h = epx_slab_head(p->slab, r);
+        if (h->magic != EPX_SLAB_MAGIC || h->hash != hash)
+            return epx_fail(EPX_ERR_INTERNAL, "the slab mapped for rank %d is not the one of this plan", r);
+    }
+    return EPX_OK;
+}
+
 epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan) {
     epx_plan_config_t c;
     sizes_t z;
@@ -237,6 +247,7 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     epx_slab_head(p->slab, p->rank)->hash = hash;
     s = g->net->transport->slab_share(g->net, p->slab, g->timeout_ns);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan sharing"), err_plan);
+    EPX_TRY_GOTO(s, check_heads(p, hash), err_plan);
     *out_plan = p;
     return EPX_OK;
 err_plan:

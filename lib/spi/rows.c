@@ -46,6 +46,11 @@ static void prefetch_ahead(const char *p, size_t bytes) {
     for (size_t i = 0; i < bytes && i < PREFETCH_BYTES; i += 64) EPX_PREFETCH_R(p + bytes + i);
 }
 
+/* Ask for the lines of a slot in another rank's slab before its sum is ready. */
+static void prefetch_slot(const char *p, size_t bytes) {
+    for (size_t i = 0; i < bytes && i < PREFETCH_BYTES; i += 64) EPX_PREFETCH_W(p + i);
+}
+
 void epx_row_convert(void *dst, epx_dtype_t dst_dtype, const void *src, epx_dtype_t src_dtype, size_t n) {
     const epx_row_kernels_t *k = epx_row_kernels();
     float f[EPX_ROW_CHUNK];
@@ -67,6 +72,7 @@ static void sum_rows(void *dst, epx_dtype_t dst_dtype, const epx_row_term_t *ter
     for (size_t i = 0; i < n; i += EPX_ROW_CHUNK) {
         size_t m = chunk_of(n, i);
         memset(acc, 0, m * sizeof *acc);
+        prefetch_slot((const char *)dst + i * epx_dtype_bytes(dst_dtype), m * epx_dtype_bytes(dst_dtype));
         for (int t = 0; t < n_terms; t++) {
             const char *row = at_elem(terms[t].row, row_dtype, i);
             if (i + m < n) prefetch_ahead(row, m * epx_dtype_bytes(row_dtype));
