@@ -16,7 +16,7 @@ extern const epx_row_kernels_t epx_row_kernels_avx2, epx_row_kernels_avx512;
 const epx_row_kernels_t *epx_row_kernels_named(const char *name) {
     if (strcmp(name, "scalar") == 0) return &epx_row_kernels_scalar;
 #ifdef EPX_ROWS_X86
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (strcmp(name, "avx2") == 0 && avx2) return &epx_row_kernels_avx2;
