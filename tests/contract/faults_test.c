@@ -438,7 +438,7 @@ static void descriptor_limit_is_an_error(void **state) {
     assert_int_equal(th_launch(mode, 2, body_limited, &resource, 30, NULL), 0);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need the address space themselves */
+#if !TH_ASAN && !TH_TSAN /* they need the address space themselves */
 static void address_space_limit_is_an_error(void **state) {
     (void)state;
     int resource = RLIMIT_AS;
@@ -457,7 +457,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(killed_rank_is_named),
         cmocka_unit_test(killed_rank_ends_allgather),
         cmocka_unit_test(descriptor_limit_is_an_error),
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !TH_ASAN && !TH_TSAN
         cmocka_unit_test(address_space_limit_is_an_error),
 #endif
     };

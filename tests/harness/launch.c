@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef __SANITIZE_ADDRESS__
+#if TH_ASAN
 #include <sanitizer/lsan_interface.h>
 #endif
 
@@ -190,7 +190,7 @@ static void child_main(launch_t *l, int rank) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     th_rank_t *r = &l->ranks[rank];
     int rc = l->fn(r);
-#ifdef __SANITIZE_ADDRESS__
+#if TH_ASAN
     if (rc == 0 && __lsan_do_recoverable_leak_check()) rc = th_fail(r, "memory leaked, see the report above");
 #endif
     rank_done(r, rc == 0 ? TH_PASS : TH_FAIL);

@@ -11,6 +11,23 @@
 #include "base/compiler.h"
 #include "epx/epx.h"
 
+/* Which sanitizer is on: gcc says so by macros, clang by features. */
+#if defined(__has_feature)
+#define TH_FEATURE(x) __has_feature(x)
+#else
+#define TH_FEATURE(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || TH_FEATURE(address_sanitizer)
+#define TH_ASAN 1
+#else
+#define TH_ASAN 0
+#endif
+#if defined(__SANITIZE_THREAD__) || TH_FEATURE(thread_sanitizer)
+#define TH_TSAN 1
+#else
+#define TH_TSAN 0
+#endif
+
 enum { TH_MAX_RANKS = 16, TH_TEXT_BYTES = 1024, TH_N_WORDS = 256 };
 
 typedef enum { TH_THREADS, TH_PROCESSES } th_mode_t;
