@@ -55,7 +55,8 @@ def config_of(name):
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "Wetter für einen Ort <b>&amp;</b> 'x' \"y\"",
            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 3},
-                          "exact": {"type": "number", "minimum": -1.5e-07, "maximum": 1e+22}}, "required": ["city"], "items": []}}}
+                          "exact": {"type": "number", "minimum": -1.5e-07, "maximum": 1e+22}}, "required": ["city"],
+                          "items": []}}}
 TIME = {"type": "function", "function": {"name": "time_now", "description": "時刻\n\t☃ \U0001f600", "parameters": {}}}
 
 
@@ -100,10 +101,13 @@ def conversations():
     yield [user("q"), assistant("</think>only end"), user("x")]
     yield [user("q"), assistant("a</think>b</think>c")]
     yield [user("w?"), assistant("", tool_calls=[call("get_weather", args)]), tool("sunny"), assistant("It is sunny.")]
-    yield [user("w?"), assistant("Let me see.", tool_calls=[call("get_weather", args), call("time_now", {})]), tool("sunny"), tool("12:00")]
+    yield [user("w?"), assistant("Let me see.", tool_calls=[call("get_weather", args), call("time_now", {})]), tool("sunny"),
+        tool("12:00")]
     yield [user("w?"), assistant("x", tool_calls=[call("get_weather", args, False)]), tool("a"), user("b"), tool("c"), tool("d")]
-    yield [user("w?"), assistant(None, tool_calls=[call("get_weather", json.dumps(args))]), tool("sunny"), assistant("done"), user("n")]
-    yield [user("w?"), assistant(None, tool_calls=[call("get_weather", "{}"), call("time_now", "{}")]), tool("s"), tool("t"), assistant("u")]
+    yield [user("w?"), assistant(None, tool_calls=[call("get_weather", json.dumps(args))]), tool("sunny"), assistant("done"),
+        user("n")]
+    yield [user("w?"), assistant(None, tool_calls=[call("get_weather", "{}"), call("time_now", "{}")]), tool("s"), tool("t"),
+        assistant("u")]
     yield [user("w?"), assistant("s", tool_calls=[call("f", "{\"a\": 1}")]), tool("r")]
     yield [tool("first"), user("x")]
     yield [user("<tool_response>\nx\n</tool_response>"), assistant("y")]
@@ -120,7 +124,8 @@ def conversations():
     yield [user("x" * 3000), assistant("y\n" * 500), user("'\"\\")]
     yield [user("\0nul"), assistant("\r\ncr")]
     yield [user("t"), assistant("é</think>è", tool_calls=[call("f", {"k": "é\u2028\"\\\n\u0001"})]), tool("\n")]
-    yield [user("n"), assistant("c", tool_calls=[call("f", {"i": 12345678901234, "f": 0.1, "g": 1e16, "h": 1.5e300, "z": -0.0, "s": 1e-5})])]
+    yield [user("n"), assistant("c", tool_calls=[call("f", {"i": 12345678901234, "f": 0.1, "g": 1e16, "h": 1.5e300, "z": -0.0,
+        "s": 1e-5})])]
     yield [user("deep"), assistant("c", tool_calls=[call("f", {"a": [[[{"b": {"c": []}}]]], "e": {}})])]
     yield [system("s"), *[m for i in range(6) for m in (user(f"q{i}"), assistant(f"<think>t{i}</think>a{i}"))], user("last")]
     yield [user("a"), user("b"), assistant("c"), assistant("d")]
@@ -129,7 +134,8 @@ def conversations():
 def template_cases():
     options = [{"add_generation_prompt": True}, {"add_generation_prompt": False}]
     with_tools = [{"add_generation_prompt": True, "tools": [WEATHER, TIME]}, {"add_generation_prompt": False, "tools": []}]
-    thinking = [{"add_generation_prompt": True, "enable_thinking": False}, {"add_generation_prompt": True, "enable_thinking": True}]
+    thinking = [{"add_generation_prompt": True, "enable_thinking": False}, {"add_generation_prompt": True,
+        "enable_thinking": True}]
     for name in ["qwen2_5", "qwen3", "deepseek_v3"]:
         source, special = config_of(name)
         for i, messages in enumerate(conversations()):
@@ -256,14 +262,19 @@ x
 """.strip("\n").split("\n")
 
 # Templates of more than one line, or with line ends that matter.
-LONG = ["a\n", "a\n\n", "a\r\nb\r\n", "a\rb", "  {% if true %}\n  x\n  {% endif %}\n  y", "{% for i in [1,2] %}\n{{ i }}\n{% endfor %}\n",
+LONG = ["a\n", "a\n\n", "a\r\nb\r\n", "a\rb", "  {% if true %}\n  x\n  {% endif %}\n  y",
+    "{% for i in [1,2] %}\n{{ i }}\n{% endfor %}\n",
         "a\n  {# c #}\nb", "a {# c #} \nb", "{%- for i in [1, 2] -%}\n  {{ i }}\n{%- endfor -%}\n", "x {%- set a = 1 %}\n\n y",
-        "{{ 1 }}\n{{ 2 }}\n", "{{ 1 -}}\n\n {{- 2 }}", "\n\n{% set a = 1 %}\n\n", "{% set a = 'x\ny' %}{{ a }}", "{{ 'a\r\nb'|length }}",
-        "\u2003{% if 1 %}a{% endif %}", "x\u00a0{%- if 1 -%}\u3000a{%- endif %}", "{#- a -#}\n b", "{# a +#}\n b", "{%- if 1 +%}\n b{% endif %}",
-        "    {%+ if 1 %}x{% endif %}", "{% if 1 %}\n\n\nx{% endif %}", "{#-#} x", "{{'a'}}{%if 1%}b{%endif%}", "{%if 1%}{{[{'a':{}}]}}{%endif%}"]
+        "{{ 1 }}\n{{ 2 }}\n", "{{ 1 -}}\n\n {{- 2 }}", "\n\n{% set a = 1 %}\n\n", "{% set a = 'x\ny' %}{{ a }}",
+            "{{ 'a\r\nb'|length }}",
+        "\u2003{% if 1 %}a{% endif %}", "x\u00a0{%- if 1 -%}\u3000a{%- endif %}", "{#- a -#}\n b", "{# a +#}\n b",
+            "{%- if 1 +%}\n b{% endif %}",
+        "    {%+ if 1 %}x{% endif %}", "{% if 1 %}\n\n\nx{% endif %}", "{#-#} x", "{{'a'}}{%if 1%}b{%endif%}",
+            "{%if 1%}{{[{'a':{}}]}}{%endif%}"]
 
 VARIABLES = {"d": {"a": 1, "n": None, "ü": "ö", "list": [1, {"x": 2.5}]}, "l": [3, 1, 2, "x", None], "s": "añb\U0001f600c",
-             "users": [{"name": "al", "age": 30, "active": True, "address": {"city": "X"}}, {"name": "bo", "age": 41, "active": False, "address": {}},
+             "users": [{"name": "al", "age": 30, "active": True, "address": {"city": "X"}}, {"name": "bo", "age": 41,
+             "active": False, "address": {}},
                        {"name": "cy", "age": 9, "active": True, "address": {"city": "Y"}}]}
 
 
@@ -277,7 +288,8 @@ def main():
     p.add_argument("--out", type=Path, default=ROOT / "tests/data/tokenizer_cases")
     out = p.parse_args().out
     write(out / "chat_templates.json", template_cases())
-    write(out / "chat_snippets.json", [{"variables": VARIABLES}] + [{"source": s, **render(s, VARIABLES)} for s in SNIPPETS + LONG])
+    write(out / "chat_snippets.json", [{"variables": VARIABLES}] + [{"source": s, **render(s,
+        VARIABLES)} for s in SNIPPETS + LONG])
     print("jinja2", jinja2.__version__)
 
 

@@ -26,7 +26,8 @@ WORDS = """the of and to in is that it was for on are with as his they at be thi
 when we there can an your which their said if do will each about how up out them then she many some so these would other into has
 more her two like him see time could no make than first been its who now people my made over did down only way find use may water
 long little very after words called just where most know router expert token combine dispatch gradient Tensor latency bandwidth
-didn't we're I'll you've he'd it's can't THEY'RE DON'T I'M o'clock rock'n'roll e-mail state-of-the-art co-operate Ph.D. U.S.A.""".split()
+didn't we're I'll you've he'd it's can't THEY'RE DON'T I'M o'clock rock'n'roll e-mail state-of-the-art co-operate Ph.D.
+U.S.A.""".split()
 
 SENTENCES = [
     "Der schnelle braune Fuchs springt über den faulen Hund; größer, süßer, ähnlich.",
@@ -70,7 +71,8 @@ EMOJI = ["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f4
          "\U0001f1e9\U0001f1ea", "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "1\ufe0f\u20e3",
          "\U0001f9d1\u200d\U0001f4bb", "\u262f", "\u2603\ufe0e"]
 
-SPACES = [" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", "\r", "\x0b", "\x0c", "\xa0", "\u2003", "\u3000", "\u2028", "\u2029", "\x85",
+SPACES = [" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", "\r", "\x0b", "\x0c", "\xa0", "\u2003", "\u3000", "\u2028", "\u2029",
+    "\x85",
           "\u200b", "\ufeff", "\u202f", "\u1680", "\x1c", "\x1f", " \n", "\n ", "\t\n\t"]
 
 MARKS = ["\u0301", "\u0300", "\u0308", "\u0323", "\u0327", "\u0331", "\u0345", "\u05b0", "\u064b", "\u093c", "\u3099", "\u0344"]
@@ -83,7 +85,8 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 
 # Known differences, found by comparing every assigned character in the context of difference_text().
 # Marks newer than Unicode 9: the package's NFC knows neither their combining class nor the composition of U+11938.
-NEWER_MARKS = """7fd 899-89b 8cf-8d3 c3c d3b-d3c eba 1715 1abf-1ac0 1ac3-1ac4 1aca 1df6-1dfa a82c 10f46-10f47 10f4b 10f4d-10f50 10f83
+NEWER_MARKS = """7fd 899-89b 8cf-8d3 c3c d3b-d3c eba 1715 1abf-1ac0 1ac3-1ac4 1aca 1df6-1dfa a82c 10f46-10f47 10f4b
+10f4d-10f50 10f83
 10f85 11070 1133b 11839-1183a 1193d-1193e 11943 119e0 11a34 11a47 11a99 11d42 11d44-11d45 11d97 16ff0-16ff1"""
 # Code points newer than Unicode 14: Oniguruma has their properties, PCRE2 10.42 takes them as unassigned.
 NEWER_POINTS = "1b4e 1c89 2427 2ffc 31350 1fa75"
@@ -120,11 +123,13 @@ class Maker:
         r = self.r
         words = [r.choice(WORDS) for _ in range(r.randint(1, 30))]
         words = [w.capitalize() if r.random() < 0.1 else w for w in words]
-        return "".join(w + r.choice([" "] * 12 + [", ", ". ", "; ", "! ", "? ", "\n", " (", ") ", "\"", "'", " - ", "..."]) for w in words)
+        return "".join(w + r.choice([" "] * 12 + [", ", ". ", "; ", "! ", "? ", "\n", " (", ") ", "\"", "'", " - ",
+            "..."]) for w in words)
 
     def numbers(self):
         r = self.r
-        parts = [str(r.randint(0, 10 ** r.randint(1, 15))), f"{r.uniform(-1e6, 1e6):.{r.randint(0, 6)}f}", f"{r.random():e}", "1,234,567",
+        parts = [str(r.randint(0, 10 ** r.randint(1, 15))), f"{r.uniform(-1e6, 1e6):.{r.randint(0, 6)}f}", f"{r.random():e}",
+            "1,234,567",
                  "²³¼½", "٣٤٥", "０１２", "Ⅷ", "0x1F", "3.14159", "1e-10", "10%", "$5.00", "12:34:56", "2026-11-30", "〇一二"]
         return r.choice(["", " ", ", ", "\n"]).join(r.choice(parts) for _ in range(r.randint(1, 8)))
 
@@ -160,7 +165,8 @@ class Maker:
 
     def specials(self):
         r = self.r
-        return "".join(r.choice(SPECIALS) if r.random() < 0.6 else r.choice(["", " ", "\n", "text", " word ", "é", "e\u0301", "中文"])
+        return "".join(r.choice(SPECIALS) if r.random() < 0.6 else r.choice(["", " ", "\n", "text", " word ", "é", "e\u0301",
+            "中文"])
                        for _ in range(r.randint(1, 10)))
 
     def random_bytes(self):
@@ -170,7 +176,8 @@ class Maker:
 
     def long_repeat(self):
         r = self.r
-        unit = r.choice(["a", "A", " ", "\n", "ab", "1", "中", "!", "=", "-_", "é", "e\u0301", "\U0001f600", "the ", "'s", "<", "\t", "Aa"])
+        unit = r.choice(["a", "A", " ", "\n", "ab", "1", "中", "!", "=", "-_", "é", "e\u0301", "\U0001f600", "the ", "'s", "<",
+            "\t", "Aa"])
         return unit * r.randint(20, 600) + r.choice(["", "x", " y"])
 
     def code(self):
@@ -243,8 +250,10 @@ def small(**changes):
         vocab.setdefault(a + b, len(vocab))
     t = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
          "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-         "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+         "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+         "use_regex": True},
+         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+         "end_of_word_suffix": None,
                    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": vocab,
                    "merges": [list(m) for m in merges]}}
     added = changes.pop("added", [])
@@ -252,7 +261,8 @@ def small(**changes):
     t.update(changes)
     t["model"].update(model)
     for i, a in enumerate(added):
-        t["added_tokens"].append({"id": len(vocab) + i, "content": a[0], "special": "special" in a[1:], "single_word": "word" in a[1:],
+        t["added_tokens"].append({"id": len(vocab) + i, "content": a[0], "special": "special" in a[1:],
+            "single_word": "word" in a[1:],
                                   "lstrip": "lstrip" in a[1:], "rstrip": "rstrip" in a[1:], "normalized": "normalized" in a[1:]})
     return t
 
@@ -267,38 +277,47 @@ def sequence(*steps, **byte_level):
     return {"type": "Sequence", "pretokenizers": list(steps) + [last]}
 
 
-TEXTS = ["", " ", "the", "  the  the", "aaaaa aaaaaaaa", "in the inner 12 1212 a12b", "a-b--c---", "--a", "a--", "- -", "don't we'll",
-         "THE thé the\u0301", "<x>the<x> <x>", " <x> ", "<x><x>", "<xy><x>y", "a<x>b", "é<x>é <x>\n\n<x>.", "the\u00a0<x>\u2003<x>",
-         "<x>\u0301", "e\u0301<é>e\u0301 <e\u0301>", "1a2b33c", "x٣x²", "\n\n the\t", "caa aab aaa", "_<x>_ <x>9 9<x>", "abcabc", "a  b",
+TEXTS = ["", " ", "the", "  the  the", "aaaaa aaaaaaaa", "in the inner 12 1212 a12b", "a-b--c---", "--a", "a--", "- -",
+    "don't we'll",
+         "THE thé the\u0301", "<x>the<x> <x>", " <x> ", "<x><x>", "<xy><x>y", "a<x>b", "é<x>é <x>\n\n<x>.",
+         "the\u00a0<x>\u2003<x>",
+         "<x>\u0301", "e\u0301<é>e\u0301 <e\u0301>", "1a2b33c", "x٣x²", "\n\n the\t", "caa aab aaa", "_<x>_ <x>9 9<x>",
+         "abcabc", "a  b",
          "x\u200d<x>", "(<x>)", "<x> \n <x>", "zz azz zza zz9 _zz (zz) zzé zz zz", "zzzz  zz\u0301 zz\u200d"]
 
 
 def option_tokenizers():
     out = {
-        "prefix_space": small(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}),
+        "prefix_space": small(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+            "use_regex": True}),
         "prefix_space_split": small(pre_tokenizer=sequence(split("-", "Isolated"), add_prefix_space=True, use_regex=True)),
-        "no_regex": small(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}),
+        "no_regex": small(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+            "use_regex": False}),
         "digits": small(pre_tokenizer=sequence({"type": "Digits", "individual_digits": True})),
         "digit_runs": small(pre_tokenizer=sequence({"type": "Digits", "individual_digits": False})),
         "ignore_merges": small(model={"ignore_merges": True}),
-        "string_merges": small(model={"merges": ["t h", "th e", "Ġ the", "a a", "i n", "a aa"], "vocab": small()["model"]["vocab"]}),
+        "string_merges": small(model={"merges": ["t h", "th e", "Ġ the", "a a", "i n", "a aa"],
+            "vocab": small()["model"]["vocab"]}),
         "nfc_sequence": small(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}),
         "lookbehind": small(pre_tokenizer=sequence(split("(?<=a)b|^c|x$", "Isolated"))),
         "empty_matches": small(pre_tokenizer=sequence(split("-*", "Isolated"))),
         "empty_merged": small(pre_tokenizer=sequence(split("-*", "MergedWithPrevious"))),
         "nothing_matches": small(pre_tokenizer=sequence(split("ZZZ", "Removed"))),
-        "literal_dots": small(pre_tokenizer=sequence(split("--", "Removed", kind="String"), split(".", "Isolated", kind="String"))),
+        "literal_dots": small(pre_tokenizer=sequence(split("--", "Removed", kind="String"), split(".", "Isolated",
+            kind="String"))),
     }
     for behavior in ["Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous"]:
         for invert in [False, True]:
             out[f"split_{behavior}_{invert}"] = small(pre_tokenizer=sequence(split("-|a", behavior, invert)))
-    flags = {"plain": [], "special": ["special"], "word": ["word"], "lstrip": ["lstrip"], "rstrip": ["rstrip"], "both": ["lstrip", "rstrip"],
+    flags = {"plain": [], "special": ["special"], "word": ["word"], "lstrip": ["lstrip"], "rstrip": ["rstrip"],
+        "both": ["lstrip", "rstrip"],
              "all": ["word", "lstrip", "rstrip"], "normalized": ["normalized"], "normalized_word": ["normalized", "word"]}
     for name, f in flags.items():
         out[f"added_{name}"] = small(normalizer={"type": "NFC"}, added=[("<x>", *f), ("<xy>", *f), ("<é>", *f), ("zz", *f)])
     out["added_spaces"] = small(added=[("<x>", "rstrip"), (" ", "normalized"), ("\n\n",)])
     out["added_in_vocab"] = small(added=[])
-    out["added_in_vocab"]["added_tokens"] = [{"id": out["added_in_vocab"]["model"]["vocab"]["the"], "content": "the", "special": True,
+    out["added_in_vocab"]["added_tokens"] = [{"id": out["added_in_vocab"]["model"]["vocab"]["the"], "content": "the",
+        "special": True,
                                               "single_word": True, "lstrip": False, "rstrip": False, "normalized": False}]
     return out
 
