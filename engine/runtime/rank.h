@@ -1,7 +1,7 @@
 /* One rank of the engine: its share of the model, its KV pool and its scheduler. All ranks run the same sequence of
  * collectives; a rank without tokens takes part with zero tokens. No sockets here: the caller feeds requests and takes events.
  *
- * Life of a rank: epx_rank_create (collective: loads weights, makes world, group, plan, self-test) -> loop { deliver requests
+ * Life of a rank: epx_rank_create (collective: loads weights, makes world, group and plan) -> loop { deliver requests
  * with epx_rank_submit/_cancel/_wake; epx_rank_step } -> epx_rank_destroy. One thread per rank calls all of it. */
 #ifndef EPX_ENGINE_RUNTIME_RANK_H
 #define EPX_ENGINE_RUNTIME_RANK_H
@@ -28,7 +28,7 @@ typedef struct {
     const char *isa;          /* NULL: best */
     int max_running;          /* requests in a batch of this rank; 0: 64 */
     int chunk_tokens;         /* prefill tokens of this rank per step; 0: 256 */
-    int64_t max_total_tokens; /* KV capacity of this rank in tokens; 0: from free memory, see docs/serving.md */
+    int64_t max_total_tokens; /* KV capacity of this rank in tokens; 0: from free memory, see docs/models.md */
     int page_size;            /* KV page; 0: 16 */
     int max_context;          /* 0: max_position_embeddings */
     uint64_t timeout_ns;      /* of every wait for a peer; 0: 10 s */
@@ -85,9 +85,14 @@ typedef struct {
     uint64_t rows_sent[64]; /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
 } epx_rank_stats_t;
 
+/* One rank, "auto" backend, exact combine, every size by default. */
 void epx_rank_config_init(epx_rank_config_t *cfg);
+/* Collective. *cfg and its strings are borrowed during the call, boot_ctx until destroy. EPX_ERR_ARG, _UNSUPPORTED, _FORMAT,
+ * _NOT_FOUND, _NOMEM name field or file, value and legal values; EPX_ERR_PEER: another rank failed, with its message. */
 epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank);
+/* Fixed facts of the rank. */
 void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info);
+/* Counters since create and the present load. */
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats);
 /* Queue a request (copied). EPX_ERR_ARG / EPX_ERR_CAPACITY say what is wrong with it; nothing else is affected. */
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
@@ -102,6 +107,7 @@ void epx_rank_stop(epx_rank_t *r);
  * EPX_ERR_ABORTED after an agreed stop; EPX_ERR_PEER / _TIMEOUT when a peer is lost: every live request has been ended with
  * EPX_FINISH_ERROR and the rank can only be destroyed. */
 epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx);
+/* Ends live requests without events. Waits at most the timeout for peers that still use this rank's memory. NULL allowed. */
 void epx_rank_destroy(epx_rank_t *r);
 
 /* ---- direct use, for tests and `epx eval`: logits of a token sequence, collective over the ranks ---- */

@@ -7,7 +7,10 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/half.h"
 #include "base/philox.h"
+
+enum { LANES = 4, BLOCK = 256, FIRST_CANDIDATES = 256, MORE_CANDIDATES = 8 };
 
 typedef struct {
     float logit;
@@ -61,23 +64,51 @@ static int before(const cand_t *a, const cand_t *b) { return a->logit != b->logi
 
 static int compare(const void *a, const void *b) { return before(a, b) ? -1 : 1; }
 
-/* Largest logit, ties to the lowest id; EPX_ERR_INTERNAL when a logit is NaN or none is finite. */
+/* The float's bits as an integer that compares as the float does; -0 just below 0, NaNs outside the infinities. Integer compares,
+ * because compilers do not vectorise float ones that could trap. Its own inverse. */
+static inline int32_t key_of_bits(int32_t bits) { return bits ^ ((bits >> 31) & INT32_MAX); }
+
+/* Largest logit, ties to the lowest id; EPX_ERR_INTERNAL when a logit is NaN or +infinity, or none is finite. */
 static epx_status_t argmax(const float *logits, int32_t n, int32_t *out_id) {
-    int32_t best = 0;
+    const int32_t key_inf = 0x7F800000, key_minus_inf = key_of_bits((int32_t)0xFF800000u);
+    int32_t lo = INT32_MAX, hi = INT32_MIN, at = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (isnan(logits[i]) || logits[i] == INFINITY)
-            return epx_fail(EPX_ERR_INTERNAL, "logit of token %d is %g", i, (double)logits[i]);
-        if (logits[i] > logits[best]) best = i;
+        int32_t key = key_of_bits((int32_t)epx_f32_bits(logits[i]));
+        hi = key > hi ? key : hi;
+        lo = key < lo ? key : lo;
     }
-    if (!isfinite(logits[best])) return epx_fail(EPX_ERR_INTERNAL, "no token has a finite logit");
-    *out_id = best;
+    if (hi >= key_inf || lo < key_minus_inf) {
+        while (logits[at] < INFINITY) at++;
+        return epx_fail(EPX_ERR_INTERNAL, "logit of token %d is %g", at, (double)logits[at]);
+    }
+    if (hi == key_minus_inf) return epx_fail(EPX_ERR_INTERNAL, "no token has a finite logit");
+    float max = epx_bits_f32((uint32_t)key_of_bits(hi));
+    while (logits[at] != max) at++;
+    *out_id = at;
     return EPX_OK;
 }
 
-static float logprob_of(const float *logits, int32_t n, int32_t max_id, int32_t id) {
-    double sum = 0;
-    for (int32_t i = 0; i < n; i++) sum += (double)expf(logits[i] - logits[max_id]);
-    return (float)((double)logits[id] - (double)logits[max_id] - log(sum));
+/* e^x for x <= 0 with a relative error below 3e-7; below -87 it stays at e^-87 = 1.6e-38. No call and no float compare, so that a
+ * loop over it uses vectors. e^x = 2^n 2^f with f in [-0.5, 0.5]; 2^f by its Taylor polynomial of degree 6. */
+static inline float exp_negative(float x) {
+    const float magic = 12582912.0f;  /* 1.5 * 2^23: adding it rounds to an integer */
+    const int32_t limit = 0x42AE0000; /* 87.0 */
+    int32_t size = (int32_t)epx_f32_bits(x) & INT32_MAX;
+    float t = -epx_bits_f32((uint32_t)(size < limit ? size : limit)) * 1.44269504f, n = (t + magic) - magic,
+          f = (t - n) * 0.693147181f;
+    float e = 1.0f + f * (1.0f + f * (0.5f + f * (1.0f / 6 + f * (1.0f / 24 + f * (1.0f / 120 + f * (1.0f / 720))))));
+    return e * epx_bits_f32((uint32_t)((int32_t)n + 127) << 23);
+}
+
+static float logprob_of(const float *logits, int32_t n, float max, int32_t id) {
+    float e[BLOCK];
+    double sum[LANES] = {0};
+    for (int32_t i = 0; i < n; i += BLOCK) {
+        int32_t m = n - i < BLOCK ? n - i : BLOCK;
+        for (int32_t k = 0; k < m; k++) e[k] = exp_negative(logits[i + k] - max);
+        for (int32_t k = 0; k < m; k++) sum[k % LANES] += (double)e[k];
+    }
+    return (float)((double)logits[id] - (double)max - log((sum[0] + sum[1]) + (sum[2] + sum[3])));
 }
 
 /* Sift cands[at] down a heap of n whose root is the last in order. */
@@ -108,31 +139,47 @@ static void take_top_k(epx_sampler_t *s, const float *logits, int32_t k) {
     qsort(c, (size_t)k, sizeof *c, compare);
 }
 
-/* probs[i] = exp((logit - max) / temperature) of the n candidates; returns their sum. */
+static double weight(float logit, float max, float temperature) {
+    return exp(((double)logit - (double)max) / (double)temperature);
+}
+
+/* probs of the first n candidates, unnormalised; returns their sum. */
 static double weigh(epx_sampler_t *s, int32_t n, float max, float temperature) {
     double sum = 0;
-    for (int32_t i = 0; i < n; i++) {
-        s->probs[i] = exp(((double)s->cands[i].logit - (double)max) / (double)temperature);
-        sum += s->probs[i];
-    }
+    for (int32_t i = 0; i < n; i++) sum += s->probs[i] = weight(s->cands[i].logit, max, temperature);
     return sum;
 }
 
-/* Shortest prefix whose mass reaches top_p. */
+/* Shortest prefix of the n weighed candidates whose mass reaches top_p of `sum`; n + 1 when they do not reach it. */
 static int32_t cut_top_p(const double *probs, int32_t n, double sum, float top_p) {
     double mass = 0;
     for (int32_t i = 0; i < n; i++) {
         mass += probs[i];
         if (mass >= (double)top_p * sum) return i + 1;
     }
-    return n;
+    return n + 1;
 }
 
-/* Candidates are in descending order when min_p cuts, so what is kept is a prefix; the first is always kept. */
+/* Candidates are in descending order, so what min_p keeps is a prefix; the first is always kept. */
 static int32_t cut_min_p(const double *probs, int32_t n, float min_p) {
     int32_t kept = 1;
     while (kept < n && probs[kept] >= (double)min_p * probs[0]) kept++;
     return kept;
+}
+
+/* Candidates kept by top-p and min-p, in order, without top-k. Only as many are sorted as are needed to see where the cut is. */
+static int32_t filter_all(epx_sampler_t *s, const epx_sampling_t *p, const float *logits, float max) {
+    double sum = 0;
+    for (int32_t i = 0; p->top_p < 1.0f && i < s->n_vocab; i++) sum += weight(logits[i], max, p->temperature);
+    for (int32_t k = FIRST_CANDIDATES;; k *= MORE_CANDIDATES) {
+        if (k > s->n_vocab) k = s->n_vocab;
+        take_top_k(s, logits, k);
+        weigh(s, k, max, p->temperature);
+        int32_t n = p->top_p < 1.0f ? cut_top_p(s->probs, k, sum, p->top_p) : k + 1;
+        int32_t m = cut_min_p(s->probs, n < k ? n : k, p->min_p);
+        if (n <= k || m < k || k == s->n_vocab) return m;
+        if (k > INT32_MAX / MORE_CANDIDATES) k = INT32_MAX / MORE_CANDIDATES;
+    }
 }
 
 static int32_t draw(const epx_sampler_t *s, int32_t n, double u) {
@@ -148,15 +195,19 @@ static int32_t draw(const epx_sampler_t *s, int32_t n, double u) {
 }
 
 static int32_t sample(epx_sampler_t *s, const epx_sampling_t *p, const float *logits, float max, uint64_t token_idx) {
-    int32_t n = p->top_k >= 1 && p->top_k < s->n_vocab ? p->top_k : s->n_vocab;
-    if (n < s->n_vocab || p->top_p < 1.0f || p->min_p > 0.0f) {
+    int32_t n = s->n_vocab;
+    if (p->top_k >= 1 && p->top_k < n) {
+        n = p->top_k;
         take_top_k(s, logits, n);
+        double sum = weigh(s, n, max, p->temperature);
+        int32_t kept = p->top_p < 1.0f ? cut_top_p(s->probs, n, sum, p->top_p) : n;
+        n = cut_min_p(s->probs, kept < n ? kept : n, p->min_p);
+    } else if (p->top_p < 1.0f || p->min_p > 0.0f) {
+        n = filter_all(s, p, logits, max);
     } else {
         for (int32_t i = 0; i < n; i++) s->cands[i] = (cand_t){logits[i], i}; /* no filter: any order does, ids are cheapest */
+        weigh(s, n, max, p->temperature);
     }
-    double sum = weigh(s, n, max, p->temperature);
-    if (p->top_p < 1.0f) n = cut_top_p(s->probs, n, sum, p->top_p);
-    if (p->min_p > 0.0f) n = cut_min_p(s->probs, n, p->min_p);
     double u = ((double)epx_philox_u32(p->seed, token_idx) + 0.5) * 0x1p-32; /* inside (0, 1) */
     return draw(s, n, u);
 }
@@ -166,7 +217,7 @@ epx_status_t epx_sample(epx_sampler_t *s, const epx_sampling_t *p, const float *
     int32_t best = 0, token;
     EPX_TRY(argmax(logits, s->n_vocab, &best));
     token = p->temperature > 0.0f ? sample(s, p, logits, logits[best], token_idx) : best;
-    if (out_logprob) *out_logprob = logprob_of(logits, s->n_vocab, best, token);
+    if (out_logprob) *out_logprob = logprob_of(logits, s->n_vocab, logits[best], token);
     *out_token = token;
     return EPX_OK;
 }

@@ -139,7 +139,7 @@ static void body(void *ctx, int rank, epx_rank_t *r) {
            c->dir, info.isa, c->worst_logit, c->worst_weight, c->worst_hidden, c->n_layers_seen, c->n_router_rows);
     CHECK(c->worst_logit <= logit_tolerance && c->worst_hidden <= logit_tolerance && c->worst_weight <= 1e-4, "too far");
     CHECK(c->n_layers_seen == info.n_layers, "%d layers", c->n_layers_seen);
-    check_greedy(c, r, &info);
+    if (c->n_greedy) check_greedy(c, r, &info);
 }
 
 static void check_model(const char *dir, int n_greedy, int all_greedy, const char *isa) {
@@ -164,7 +164,7 @@ int main(void) {
     snprintf(isas, sizeof isas, "%s", epx_ops_isa_available());
     for (char *isa = strtok_r(isas, ",", &save); isa; isa = strtok_r(NULL, ",", &save)) {
         check_model(QWEN, 24, 1, isa);
-        check_model(TINY, 64, 0, isa);
+        check_model(TINY, isa == isas ? 64 : 0, 0, isa); /* text of the trained model with the best level only: it takes long */
     }
     return 0;
 }

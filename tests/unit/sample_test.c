@@ -14,7 +14,7 @@
 #include "base/philox.h"
 #include "engine/sample/sample.h"
 
-enum { MAX_VOCAB = 300 };
+enum { MAX_VOCAB = 700 };
 
 static uint64_t seed(void) {
     const char *s = getenv("EPX_TEST_SEED");
@@ -108,6 +108,37 @@ static void test_greedy_and_logprob(void **state) {
     epx_sampler_destroy(s);
 }
 
+/* Log-probabilities against doubles, for wide and narrow logits and for tokens that are ruled out. */
+static void test_logprob(void **state) {
+    (void)state;
+    for (uint64_t c = 0; c < 60; c++) {
+        int n = 1 + (int)(epx_philox_u32(seed(), c) % MAX_VOCAB);
+        float logits[MAX_VOCAB], max = -INFINITY, lp;
+        double sum = 0;
+        int32_t token;
+        epx_sampler_t *s;
+        epx_sampling_t p;
+        epx_sampling_init(&p);
+        p.seed = c;
+        random_logits(seed() + c, logits, n, c % 3 == 0 ? 200.0f : c % 3 == 1 ? 10.0f : 0.1f);
+        for (int i = 1; i < n; i += 7) logits[i] = -INFINITY;
+        for (int i = 0; i < n; i++) max = fmaxf(max, logits[i]);
+        for (int i = 0; i < n; i++) sum += exp((double)logits[i] - (double)max);
+        assert_int_equal(epx_sampler_create(n, &s), EPX_OK);
+        assert_int_equal(epx_sample(s, &p, logits, 0, &token, &lp), EPX_OK);
+        assert_true(logits[token] > -INFINITY);
+        double want = (double)logits[token] - (double)max - log(sum);
+        assert_true(fabs((double)lp - want) <= 2e-6 * fmax(1.0, fabs(want)));
+        for (int i = 0; i < n; i++) logits[i] = -INFINITY;
+        assert_int_equal(epx_sample(s, &p, logits, 0, &token, &lp), EPX_ERR_INTERNAL);
+        logits[n - 1] = INFINITY;
+        assert_int_equal(epx_sample(s, &p, logits, 0, &token, &lp), EPX_ERR_INTERNAL);
+        logits[n - 1] = -NAN;
+        assert_int_equal(epx_sample(s, &p, logits, 0, &token, &lp), EPX_ERR_INTERNAL);
+        epx_sampler_destroy(s);
+    }
+}
+
 /* The token that the reference distribution gives for the draw u, walking candidates by descending logit (or by id when no filter
  * is on), as sample.h documents. */
 static int expected_token(const epx_sampling_t *p, const float *logits, const double *probs, int n, double u) {
@@ -135,7 +166,7 @@ static void test_against_reference(void **state) {
         random_logits(key + 77 + (uint64_t)c, logits, n, 12.0f);
         for (int i = 0; i + 5 < n; i += 5) logits[i] = logits[i + 5]; /* ties */
         p.seed = key + (uint64_t)c;
-        p.temperature = 0.2f + 2.0f * epx_philox_unit(key, (uint64_t)c * 8 + 1);
+        p.temperature = 0.2f + 3.0f * epx_philox_unit(key, (uint64_t)c * 8 + 1);
         if (c & 1) p.top_k = 1 + (int32_t)(epx_philox_u32(key, (uint64_t)c * 8 + 2) % 40);
         if (c & 2) p.top_p = 0.05f + 0.95f * epx_philox_unit(key, (uint64_t)c * 8 + 3);
         if (c & 4) p.min_p = 0.3f * epx_philox_unit(key, (uint64_t)c * 8 + 4);
@@ -222,7 +253,7 @@ static void test_stateless(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_validate),     cmocka_unit_test(test_greedy_and_logprob), cmocka_unit_test(test_against_reference),
-        cmocka_unit_test(test_distribution), cmocka_unit_test(test_stateless),
+        cmocka_unit_test(test_distribution), cmocka_unit_test(test_stateless),          cmocka_unit_test(test_logprob),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
