@@ -98,16 +98,27 @@ static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, void *card)
     return EPX_OK;
 }
 
+/* A rank that lost a peer or waited for one in vain: another rank may know why. */
+static int is_consequence(epx_status_t s) { return s == EPX_ERR_PEER || s == EPX_ERR_TIMEOUT; }
+
+static epx_status_t failure_of(const group_record_t *all, int r) {
+    return epx_fail((epx_status_t)all[r].status, "world rank %d could not make the group: %.*s", r, MESSAGE_BYTES - 1,
+                    all[r].message);
+}
+
 /* Give the status and card to all world ranks; fail if any rank fails or lists other members. */
 static epx_status_t world_round(const epx_world_t *w, group_record_t *mine, epx_status_t own, group_record_t *all) {
+    char own_message[512];
+    snprintf(own_message, sizeof own_message, "%s", own < 0 ? epx_error_message() : "");
+    snprintf(mine->message, sizeof mine->message, "%.*s", MESSAGE_BYTES - 1, own_message);
     mine->status = own;
-    if (own < 0) snprintf(mine->message, sizeof mine->message, "%.*s", MESSAGE_BYTES - 1, epx_error_message());
     epx_status_t s = epx_boot_allgather(&w->boot, mine, sizeof *mine, all);
-    if (own < 0 || s < 0) return own < 0 ? own : s;
+    for (int r = 0; s >= 0 && is_consequence(own) && r < w->boot.n_ranks; r++)
+        if (all[r].status < 0 && !is_consequence((epx_status_t)all[r].status)) return failure_of(all, r);
+    if (own < 0) return epx_fail(own, "%s", own_message);
+    EPX_TRY(s);
     for (int r = 0; r < w->boot.n_ranks; r++) {
-        if (all[r].status < 0)
-            return epx_fail((epx_status_t)all[r].status, "world rank %d could not make the group: %.*s", r, MESSAGE_BYTES - 1,
-                            all[r].message);
+        if (all[r].status < 0) return failure_of(all, r);
         if (all[r].members != mine->members)
             return epx_fail(EPX_ERR_MISMATCH, "ranks of the group differ: hash %08x on world rank %d and %08x on world rank %d",
                             mine->members, w->boot.rank, all[r].members, r);

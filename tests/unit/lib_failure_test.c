@@ -25,7 +25,7 @@ enum { W = 3, BLOB = 4096, H = 33, K = 2, E = 5, T = 4 };
 
 /* Shared by the ranks of one case. */
 typedef struct {
-    pthread_barrier_t barrier;
+    pthread_barrier_t barrier, survivors; /* of all ranks; of all but one */
     char blobs[W][BLOB];
     pid_t pids[W];
 } team_t;
@@ -33,6 +33,8 @@ typedef struct {
 typedef struct {
     team_t *team;
     int rank;
+    int n_gathers, last_gather; /* the dying rank dies after the last one; the others' next one fails, as a launcher's would */
+    int dies;
 } member_t;
 
 static epx_status_t barrier(void *ctx) {
@@ -43,10 +45,16 @@ static epx_status_t barrier(void *ctx) {
 static epx_status_t allgather(void *ctx, const void *mine, size_t n, void *out) {
     member_t *m = ctx;
     if (n > BLOB) return EPX_ERR_CAPACITY;
+    if (m->last_gather > 0 && m->n_gathers == m->last_gather) {
+        pthread_barrier_wait(&m->team->survivors); /* who leaves early would be taken for another dead rank */
+        return EPX_ERR_IO;
+    }
+    m->n_gathers++;
     memcpy(m->team->blobs[m->rank], mine, n);
     pthread_barrier_wait(&m->team->barrier);
     for (int r = 0; r < W; r++) memcpy((char *)out + (size_t)r * n, m->team->blobs[r], n);
     pthread_barrier_wait(&m->team->barrier);
+    if (m->dies && m->n_gathers == m->last_gather) kill(getpid(), SIGKILL);
     return EPX_OK;
 }
 
@@ -61,6 +69,7 @@ static epx_status_t allgather(void *ctx, const void *mine, size_t n, void *out) 
 
 typedef struct {
     team_t *team;
+    member_t *member;
     int rank;
     epx_world_t *world;
     epx_group_t *group;
@@ -91,13 +100,14 @@ static void run_processes(void (*body)(rank_t *r), unsigned killed_mask) {
     pthread_barrierattr_init(&attr);
     pthread_barrierattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&team->barrier, &attr, W);
+    pthread_barrier_init(&team->survivors, &attr, W - 1);
     fflush(NULL);
     for (int r = 0; r < W; r++) {
         pid_t pid = fork();
         if (pid != 0) team->pids[r] = pid;
         if (pid == 0) {
-            rank_t me = {team, r, NULL, NULL};
-            member_t m = {team, r};
+            member_t m = {.team = team, .rank = r};
+            rank_t me = {team, &m, r, NULL, NULL};
             alarm(20);
             open_rank(&me, &m);
             body(&me);
@@ -188,6 +198,51 @@ static void names_rank_2(rank_t *r, epx_status_t s, uint64_t start) {
     CHECK(s == EPX_ERR_PEER);
     CHECK(strstr(epx_last_error(), want) != NULL);
     CHECK(epx_now_ns() - start < 1000000000u);
+}
+
+/* A rank dies after the all-gather that opens epx_group_create(), before it connects. */
+static void killed_in_group_create(rank_t *r, int dead) {
+    epx_group_t *g = NULL;
+    char want[64];
+    snprintf(want, sizeof want, "rank %d (pid %d)", dead, r->team->pids[dead]);
+    r->member->last_gather = r->member->n_gathers + 1;
+    r->member->dies = r->rank == dead;
+    uint64_t start = epx_now_ns();
+    CHECK(epx_group_create(r->world, NULL, 0, -1, &g) == EPX_ERR_PEER);
+    CHECK(g == NULL && strstr(epx_last_error(), want) != NULL);
+    CHECK(epx_now_ns() - start < 1000000000u);
+}
+static void first_killed_in_create(rank_t *r) { killed_in_group_create(r, 0); }
+static void last_killed_in_create(rank_t *r) { killed_in_group_create(r, 2); }
+
+/* One rank cannot map its peers' slabs: all fail with its reason, and the next plan works. */
+static void no_address_space(rank_t *r) {
+    epx_plan_config_t c = shape();
+    epx_plan_t *p = NULL;
+    struct rlimit old, low;
+    c.max_tokens = 1 << 14; /* a slab of about 8 MB */
+    getrlimit(RLIMIT_AS, &old);
+    low = old;
+    if (r->rank == 1) {
+        long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "r");
+        CHECK(f != NULL && fscanf(f, "%ld", &pages) == 1);
+        fclose(f);
+        size_t bytes;
+        CHECK(epx_plan_bytes(&c, W, &bytes) == EPX_OK);
+        low.rlim_cur = (rlim_t)pages * 4096 + bytes + (4 << 20); /* room for the own memory, not for that of two peers */
+        CHECK(setrlimit(RLIMIT_AS, &low) == 0);
+    }
+    uint64_t start = epx_now_ns();
+    CHECK(epx_plan_create(r->group, &c, &p) == EPX_ERR_NOMEM);
+    CHECK(r->rank == 1 || strstr(epx_last_error(), "plan sharing failed on rank 1") != NULL);
+    CHECK(epx_now_ns() - start < 2000000000u);
+    if (r->rank == 1) CHECK(setrlimit(RLIMIT_AS, &old) == 0);
+    float out[T * H];
+    c = shape();
+    CHECK(epx_plan_create(r->group, &c, &p) == EPX_OK);
+    CHECK(exchange(r, p, 0, out) == EPX_OK);
+    epx_plan_destroy(p);
 }
 
 static void killed_in_allgather(rank_t *r) {
@@ -292,6 +347,15 @@ static void no_memory_fails_everywhere(rank_t *r) {
 }
 
 static void processes_exchange(void **state) { (void)state, run_processes(exchange_is_right, 0); }
+static void kill_first_in_create(void **state) { (void)state, run_processes(first_killed_in_create, 1); }
+static void kill_last_in_create(void **state) { (void)state, run_processes(last_killed_in_create, 4); }
+static void address_space(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip(); /* their shadow memory does not live with RLIMIT_AS */
+#endif
+    run_processes(no_address_space, 0);
+}
 static void kill_in_allgather(void **state) { (void)state, run_processes(killed_in_allgather, 4); }
 static void kill_in_dispatch(void **state) { (void)state, run_processes(killed_in_dispatch, 4); }
 static void kill_in_combine(void **state) { (void)state, run_processes(killed_in_combine, 4); }
@@ -301,9 +365,16 @@ static void no_memory(void **state) { (void)state, run_processes(no_memory_fails
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(processes_exchange), cmocka_unit_test(kill_in_allgather), cmocka_unit_test(kill_in_dispatch),
-        cmocka_unit_test(kill_in_combine),    cmocka_unit_test(deadline),          cmocka_unit_test(mismatch),
+        cmocka_unit_test(processes_exchange),
+        cmocka_unit_test(kill_first_in_create),
+        cmocka_unit_test(kill_last_in_create),
+        cmocka_unit_test(kill_in_allgather),
+        cmocka_unit_test(kill_in_dispatch),
+        cmocka_unit_test(kill_in_combine),
+        cmocka_unit_test(deadline),
+        cmocka_unit_test(mismatch),
         cmocka_unit_test(no_memory),
+        cmocka_unit_test(address_space),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

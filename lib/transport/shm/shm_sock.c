@@ -88,26 +88,39 @@ static int same_user(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &n) == 0 && c.uid == geteuid();
 }
 
-epx_status_t shm_accept(int listen_fd, const shm_card_t *card, uint64_t deadline_ns, int *out_rank, int *out_fd) {
+epx_status_t shm_accept(int listen_fd, const shm_card_t *card, uint64_t until_ns, uint64_t deadline_ns, int *out_rank,
+                        int *out_fd) {
     for (;;) {
         struct pollfd p = {listen_fd, POLLIN, 0};
-        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), none;
-        if (fd < 0 && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-            return epx_fail_errno(EPX_ERR_OS, errno, "shm: accept");
+        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK), passed = -1;
+        if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
+        if (fd < 0 && errno != EAGAIN) return epx_fail_errno(EPX_ERR_OS, errno, "shm: accept");
         if (fd < 0) {
-            if (epx_now_ns() >= deadline_ns) return epx_fail(EPX_ERR_TIMEOUT, "shm: a peer did not connect in time");
-            (void)poll(&p, 1, timeout_ms(deadline_ns));
+            if (epx_now_ns() >= until_ns) return EPX_AGAIN;
+            (void)poll(&p, 1, timeout_ms(until_ns));
             continue;
         }
         hello_t h;
-        if (same_user(fd) && shm_recv(fd, &h, sizeof h, deadline_ns, &none) == EPX_OK &&
-            memcmp(h.secret, card->secret, sizeof h.secret) == 0) {
+        int known = same_user(fd) && shm_recv(fd, &h, sizeof h, deadline_ns, &passed) == EPX_OK &&
+                    memcmp(h.secret, card->secret, sizeof h.secret) == 0;
+        if (passed >= 0) close(passed);
+        if (known) {
             *out_rank = h.rank;
             *out_fd = fd;
             return EPX_OK;
         }
-        close(fd); /* a stranger */
+        close(fd); /* a stranger, or a peer's shm_listens() */
     }
+}
+
+int shm_listens(const shm_card_t *card) {
+    struct sockaddr_un a;
+    socklen_t len = abstract_address(card->name, &a);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return 1;
+    int refused = connect(fd, (struct sockaddr *)&a, len) != 0 && errno == ECONNREFUSED;
+    close(fd);
+    return !refused;
 }
 
 epx_status_t shm_send(int sock, const void *msg, size_t n_bytes, int fd) {
