@@ -60,13 +60,15 @@ static epx_status_t peer_gone(const epx_wait_t *w, int dead) {
                     (long long)w->net->peers[dead].pid, w->phase, (unsigned long long)w->epoch);
 }
 
-/* Has anything happened that ends the wait with an error? Called between slices. */
-static epx_status_t look_around(const epx_wait_t *w, int peer) {
+/* Has anything happened that ends the wait for `value` with an error? Called between slices. */
+static epx_status_t look_around(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value) {
     uint64_t abort_word = epx_load_acquire_u64(&epx_slab_head(w->slab, w->slab->rank)->abort_word);
     if (abort_word != 0) return epx_abort_error(w->net, abort_word);
     int dead = w->net->transport->dead_rank(w->net);
     if (dead >= 0) return peer_gone(w, dead);
-    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left)) {
+    /* A peer may leave right after its last word. Its `left` is then seen with the word, and nobody is to be told of a loss. */
+    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left) &&
+        epx_load_acquire_u64(word) < value) {
         epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, peer));
         return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) has left the group: %s epoch %llu cannot finish", peer,
                         (long long)w->net->peers[peer].pid, w->phase, (unsigned long long)w->epoch);
@@ -95,7 +97,7 @@ static int poll_word(const uint64_t *word, uint64_t value, uint64_t start, uint6
 
 static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value, uint64_t start) {
     for (;;) {
-        epx_status_t s = look_around(w, peer);
+        epx_status_t s = look_around(w, peer, word, value);
         /* Data that has arrived wins over the news that its sender is gone. */
         if (epx_load_acquire_u64(word) >= value) return EPX_OK;
         if (s < 0) return s;
