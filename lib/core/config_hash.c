@@ -21,7 +21,7 @@ static uint64_t fnv(uint64_t h, const void *data, size_t n) {
 static const uint64_t FNV_BASIS = UINT64_C(14695981039346656037);
 
 static uint64_t table_hash(const int *table, int n) {
-    return table == NULL || n < 0 ? 0 : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
+    return table == NULL || n < 0 || n > EPX_MAX_SLOTS ? 0 : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
 }
 
 void epx_config_fields(const epx_plan_config_t *c, uint64_t f[EPX_CONFIG_FIELDS]) {

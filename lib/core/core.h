@@ -46,6 +46,8 @@ epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, 
 
 /* ---- validate.c ---- */
 
+enum { EPX_MAX_SLOTS = 1 << 24 };
+
 /* Check every field and fill defaults: out_cfg has no EPX_BYTES and no 0 that means a default; its tables and backend stay
  * borrowed from cfg. EPX_ERR_ARG: outside the legal values; EPX_ERR_UNSUPPORTED: legal, not built yet. */
 epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg);

@@ -268,7 +268,8 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     out_info->row_cap = p->row_cap;
     out_info->slab_bytes = p->layout.total_bytes;
     out_info->private_bytes = p->private_bytes;
-    out_info->epoch = p->n_combines;
+    const epx_channel_t *first = &p->channels[0];
+    out_info->epoch = first->state == EPX_CH_DISPATCH_SEND ? first->epoch : first->epoch - 1;
     return EPX_OK;
 }
 
@@ -321,12 +322,12 @@ epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const i
 
 /* ---- destroy ---- */
 
-/* Tell all peers that this rank uses no slab any more, and wait until they say the same; errors end the wait early. */
-static void leave(epx_plan_t *p) {
+/* Tell all peers that this rank uses no slab any more, and wait until they say the same. A negative status: not all have. */
+static epx_status_t leave(epx_plan_t *p) {
     epx_wait_t w = {p->net, p->slab, "destroy", 1, p->cfg.timeout_ns, NULL};
     for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
-    for (int r = 0; r < p->n_ranks; r++)
-        if (epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1) < 0) return;
+    for (int r = 0; r < p->n_ranks; r++) EPX_TRY(epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1));
+    return EPX_OK;
 }
 
 /* After an abort: peers of the same process may still read the private block. Bounded; the abort has ended their waits. */
@@ -342,8 +343,9 @@ static void leave_private(epx_plan_t *p) {
 
 void epx_plan_destroy(epx_plan_t *p) {
     if (p == NULL) return;
-    if (epx_plan_poll(p) == EPX_OK) leave(p);
-    else if (p->a2a->peers_read_private) leave_private(p);
+    epx_status_t s = epx_plan_poll(p);
+    if (s == EPX_OK) s = leave(p);
+    if (s < 0 && s != EPX_ERR_TIMEOUT && p->a2a->peers_read_private) leave_private(p);
     p->net->transport->slab_free(p->net, p->slab);
     free(p);
 }

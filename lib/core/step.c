@@ -90,7 +90,7 @@ static epx_status_t run_combine_send(epx_plan_t *p, const epx_io_t *io) {
 
 static epx_status_t run_combine_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_status_t s = leave(p, io->channel, EPX_CH_DISPATCH_SEND, p->a2a->combine_recv(p, io));
-    if (s == EPX_OK && io->channel == 0) p->n_combines++;
+    if (s == EPX_OK) p->n_combines++;
     return s;
 }
 

@@ -26,8 +26,8 @@ static epx_status_t check_sizes(const epx_plan_config_t *c) {
     EPX_TRY(in_range("max_tokens", c->max_tokens, 1, INT_MAX / 2));
     EPX_TRY(in_range("hidden", c->hidden, 1, INT_MAX / 2));
     EPX_TRY(in_range("top_k", c->top_k, 1, EPX_MAX_TOP_K));
-    EPX_TRY(in_range("n_experts", c->n_experts, 1, 1 << 24));
-    if (c->n_slots != 0) EPX_TRY(in_range("n_slots", c->n_slots, c->n_experts, 1 << 24));
+    EPX_TRY(in_range("n_experts", c->n_experts, 1, EPX_MAX_SLOTS));
+    if (c->n_slots != 0) EPX_TRY(in_range("n_slots", c->n_slots, c->n_experts, EPX_MAX_SLOTS));
     EPX_TRY(in_range("align", c->align, 1, INT_MAX / 2));
     EPX_TRY(in_range("scale_block", c->scale_block, 1, INT_MAX / 2));
     EPX_TRY(in_range("replicate", c->replicate, 1, EPX_MAX_RANKS));

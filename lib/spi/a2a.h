@@ -36,7 +36,6 @@ typedef struct {
     epx_channel_state_t state;
     int n_tokens;   /* T of the exchange in flight */
     uint64_t epoch; /* of the exchange in flight, or the last one; the first is 1 */
-    int input_used; /* x of this exchange is epx_plan_input() itself */
     epx_lists_t lists;
     epx_routes_t routes;
 } epx_channel_t;

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "spi/mutant.h"
+#include "spi/route.h"
 #include "spi/rows.h"
 
 static char *own(const epx_plan_t *p, uint64_t off) { return p->slab->base[p->rank] + off; }
@@ -131,9 +132,7 @@ static void send_exact(epx_plan_t *p, int channel, const void *x) {
     for (int e = 0; e < p->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             int src = (int)r->entries[i].src;
-            size_t row =
-                p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)i : (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]);
-            const char *y = (const char *)x + row * row_bytes;
+            const char *y = (const char *)x + epx_route_row(p, ch, e, i) * row_bytes;
             char *dst = c_row(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
             if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
                 p->cfg.expert_dtype == EPX_F32)
