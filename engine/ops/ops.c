@@ -24,8 +24,8 @@ enum { N_BACKENDS = sizeof g_backends / sizeof g_backends[0] };
 epx_status_t epx_ops_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops) {
     if (cfg == NULL || out_ops == NULL) return epx_fail(EPX_ERR_ARG, "epx_ops_create: cfg or out_ops is NULL");
     if (cfg->size != sizeof *cfg) return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.size is %u; legal: %zu", cfg->size, sizeof *cfg);
-    if (cfg->n_threads < 1 || cfg->n_threads > 255)
-        return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.n_threads is %d; legal: 1 to 255", cfg->n_threads);
+    if (cfg->n_threads < 1 || cfg->n_threads > EPX_OPS_MAX_THREADS)
+        return epx_fail(EPX_ERR_ARG, "epx_ops_config_t.n_threads is %d; legal: 1 to %d", cfg->n_threads, EPX_OPS_MAX_THREADS);
     epx_status_t st = EPX_ERR_UNSUPPORTED;
     for (int i = 0; i < N_BACKENDS; i++) {
         st = g_backends[i].create(cfg, out_ops);

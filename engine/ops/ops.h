@@ -6,7 +6,7 @@
  * All activations are f32, row-major. Weights are [N, K] row-major as Hugging Face stores them, bf16 or f32, read in place.
  * No op allocates: call epx_ops_reserve() before the first one that reduces (linear, ffn, experts); a shape over the reserved
  * max_k or max_ffn is an assertion failure. More rows than max_rows are legal everywhere and are done in waves.
- * head_dim is even and at most 512. No op validates ids, shapes or pointers: the model does. */
+ * head_dim is even and at most EPX_OPS_MAX_HEAD_DIM. No op validates ids, shapes or pointers: the model does. */
 #ifndef EPX_ENGINE_OPS_OPS_H
 #define EPX_ENGINE_OPS_OPS_H
 
@@ -15,6 +15,8 @@
 
 #include "base/status.h"
 #include "epx/epx_device.h"
+
+enum { EPX_OPS_MAX_HEAD_DIM = 512, EPX_OPS_MAX_THREADS = 255 };
 
 typedef enum { EPX_W_F32 = 0, EPX_W_BF16 = 1 } epx_wtype_t;
 
@@ -48,13 +50,13 @@ typedef struct epx_ops epx_ops_t;
 
 typedef struct {
     uint32_t size;
-    int n_threads;   /* >= 1, the caller's thread included */
+    int n_threads;   /* 1 .. EPX_OPS_MAX_THREADS, the caller's thread included */
     const int *cpus; /* [n_threads] or NULL: worker i is pinned to cpus[i]; cpus[0] is the caller's, who pins itself */
     const char *isa; /* "avx512", "avx2", "scalar"; NULL: the best this CPU has. Unavailable: EPX_ERR_UNSUPPORTED */
 } epx_ops_config_t;
 
 /* Owned by the caller (epx_ops_destroy); calls on one object from one thread at a time.
- * Returns EPX_ERR_ARG: size or n_threads (1 to 255), or a CPU that cannot be pinned to; EPX_ERR_UNSUPPORTED: isa; EPX_ERR_NOMEM.
+ * Returns EPX_ERR_ARG: size or n_threads, or a CPU that cannot be pinned to; EPX_ERR_UNSUPPORTED: isa; EPX_ERR_NOMEM.
  */
 epx_status_t epx_ops_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
 void epx_ops_destroy(epx_ops_t *ops);

@@ -77,7 +77,7 @@ static epx_status_t make_plan(epx_rank_t *r) {
     snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
     snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
     r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
-    return epx_model_set_plan(r->model, r->plan);
+    return EPX_OK;
 }
 
 static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
@@ -122,6 +122,7 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, load_model(r, &mc), "loading the model"), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_make_kv(r), "allocating the KV cache"), err_rank);
     EPX_TRY_GOTO(s, make_plan(r), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_model_set_plan(r->model, r->plan), "allocating expert outputs"), err_rank);
     r->info.mapped_bytes = epx_model_mapped_bytes(r->model);
     *out_rank = r;
     return EPX_OK;

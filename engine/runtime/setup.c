@@ -61,17 +61,22 @@ static epx_status_t check_range(const char *field, int64_t value, int64_t hi) {
     return EPX_OK;
 }
 
+static int default_threads(int tp) {
+    int n = n_cores() / tp;
+    return n < 1 ? 1 : n > EPX_OPS_MAX_THREADS ? EPX_OPS_MAX_THREADS : n;
+}
+
 epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     if (c->size != sizeof *c) return epx_fail(EPX_ERR_ARG, "rank config: size is %u, expected %zu", c->size, sizeof *c);
     EPX_TRY(check_parallel(c));
     EPX_TRY(check_names(c));
-    EPX_TRY(check_range("n_threads", c->n_threads, 1024));
+    EPX_TRY(check_range("n_threads", c->n_threads, EPX_OPS_MAX_THREADS));
     EPX_TRY(check_range("max_running", c->max_running, 65536));
     EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
     EPX_TRY(check_range("max_total_tokens", c->max_total_tokens, (int64_t)1 << 40));
     EPX_TRY(check_range("page_size", c->page_size, 65536));
     EPX_TRY(check_range("max_context", c->max_context, INT32_MAX));
-    if (!c->n_threads) c->n_threads = n_cores() / c->tp > 1 ? n_cores() / c->tp : 1;
+    if (!c->n_threads) c->n_threads = default_threads(c->tp);
     if (!c->max_running) c->max_running = 64;
     if (!c->chunk_tokens) c->chunk_tokens = 256;
     if (!c->page_size) c->page_size = 16;

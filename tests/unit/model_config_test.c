@@ -86,6 +86,7 @@ static void test_refused(void **state) {
     refuse_with("num_experts_per_tok", "17", bad, "expected an integer from 1 to 16");
     refuse_with("num_key_value_heads", "3", bad, "expected a divisor of num_attention_heads, 8");
     refuse_with("head_dim", "31", bad, "head_dim is 31");
+    refuse_with("head_dim", "514", bad, "head_dim is 514");
     refuse_with("rms_norm_eps", "-1", bad, "rms_norm_eps is -1");
     refuse_with("rope_theta", "\"x\"", bad, "rope_theta");
     refuse_with("norm_topk_prob", "1", bad, "norm_topk_prob is 1, expected true or false");

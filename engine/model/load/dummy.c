@@ -4,10 +4,14 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "base/checked.h"
 #include "base/half.h"
 #include "base/philox.h"
 
 static size_t n_elems(const epx_want_t *w) { return (size_t)(w->n_dims == 2 ? w->shape[0] * w->shape[1] : w->shape[0]); }
+
+/* Elements of a tensor with its padding: each starts at a multiple of 64 bytes. */
+static size_t padded(const epx_want_t *w) { return (n_elems(w) + 31) / 32 * 32; }
 
 /* FNV-1a over the name, mixed with the seed (http://www.isthe.com/chongo/tech/comp/fnv). */
 static uint64_t tensor_seed(uint64_t seed, const char *name) {
@@ -34,15 +38,18 @@ static void fill(uint16_t *out, const epx_want_t *w, uint64_t seed) {
 
 epx_status_t epx_dummy_weights(uint64_t seed, const epx_want_t *wants, size_t n_wants, epx_load_progress_t progress,
                                void **out_block) {
-    size_t total = 0, at = 0;
-    for (size_t i = 0; i < n_wants; i++) total += (n_elems(&wants[i]) + 31) / 32 * 32; /* 64-byte aligned tensors */
-    uint16_t *block = aligned_alloc(64, total ? total * 2 : 64);
-    if (!block) return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu bytes wanted", total * 2);
+    size_t total = 0, at = 0, n_bytes = 0;
+    int fits = 1;
+    for (size_t i = 0; i < n_wants; i++) fits &= epx_add_size(total, padded(&wants[i]), &total);
+    if (!fits || !epx_mul_size(total, sizeof(uint16_t), &n_bytes))
+        return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu tensors overflow the address space", n_wants);
+    uint16_t *block = aligned_alloc(64, n_bytes ? n_bytes : 64);
+    if (!block) return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu bytes wanted", n_bytes);
     for (size_t i = 0; i < n_wants; i++) {
         const epx_want_t *w = &wants[i];
         fill(block + at, w, seed);
         *w->view = (epx_weight_t){block + at, EPX_W_BF16, w->n_dims == 2 ? w->shape[0] : 1, w->shape[w->n_dims - 1]};
-        at += (n_elems(w) + 31) / 32 * 32;
+        at += padded(w);
         if (progress.fn) progress.fn(progress.ctx, "make dummy weights", (double)(i + 1) / (double)n_wants);
     }
     *out_block = block;

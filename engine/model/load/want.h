@@ -16,7 +16,7 @@ typedef struct {
     epx_weight_t *view; /* filled on success; borrowed from the caller */
 } epx_want_t;
 
-/* fraction 0..1 of the bytes. NULL: not wanted. */
+/* fraction 0..1 of the tensors. NULL: not wanted. */
 typedef void (*epx_load_progress_fn)(void *ctx, const char *what, double fraction);
 
 typedef struct {

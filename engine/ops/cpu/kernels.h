@@ -14,8 +14,7 @@ enum {
     EPX_OPS_N_CHUNK = 64,   /* output columns of one work item; a multiple of 2 * EPX_OPS_MAX_WIDTH */
     EPX_OPS_M_CHUNK = 64,   /* output rows of one work item */
     EPX_OPS_KV_BLOCK = 64,  /* attention cuts KV at multiples of this absolute position */
-    EPX_OPS_Q_TILE = 32,    /* query vectors that share one pass over KV */
-    EPX_OPS_MAX_HEAD_DIM = 512
+    EPX_OPS_Q_TILE = 32     /* query vectors that share one pass over KV */
 };
 
 /* out[i, j] = sum_k xp[i, k] w[n0 + j, k], i < m, j < n. */

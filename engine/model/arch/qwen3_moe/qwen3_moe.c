@@ -24,10 +24,11 @@ static epx_status_t read_sizes(const epx_json_doc_t *d, epx_model_config_t *c) {
     SIZE("vocab_size", 1, MAX_VOCAB, vocab);
     SIZE("max_position_embeddings", 1, 1 << 28, max_position);
 #undef SIZE
-    EPX_TRY(epx_json_int_or(d, "head_dim", 2, 4096, c->hidden / c->n_heads, &v));
+    EPX_TRY(epx_json_int_or(d, "head_dim", 2, EPX_OPS_MAX_HEAD_DIM, c->hidden / c->n_heads, &v));
     c->head_dim = (int)v;
-    if (c->head_dim < 2 || c->head_dim % 2)
-        return epx_fail(EPX_ERR_FORMAT, "%s: head_dim is %d, expected an even number", d->name, c->head_dim);
+    if (c->head_dim < 2 || c->head_dim > EPX_OPS_MAX_HEAD_DIM || c->head_dim % 2)
+        return epx_fail(EPX_ERR_FORMAT, "%s: head_dim is %d, expected an even number from 2 to %d", d->name, c->head_dim,
+                        EPX_OPS_MAX_HEAD_DIM);
     if (c->n_heads % c->n_kv_heads)
         return epx_fail(EPX_ERR_FORMAT, "%s: num_key_value_heads is %d, expected a divisor of num_attention_heads, %d", d->name,
                         c->n_kv_heads, c->n_heads);
