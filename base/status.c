@@ -22,13 +22,12 @@ epx_status_t epx_fail(epx_status_t s, const char *fmt, ...) {
 
 epx_status_t epx_fail_errno(epx_status_t s, int err, const char *fmt, ...) {
     char text[MESSAGE_BYTES];
-    char why[128];
+    char room[128];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (strerror_r(err, why, sizeof why) != 0) snprintf(why, sizeof why, "errno %d", err);
-    return epx_fail(s, "%s: %s", text, why);
+    return epx_fail(s, "%s: %s", text, strerror_r(err, room, sizeof room)); /* the GNU form: `room` may stay unused */
 }
 
 epx_status_t epx_fail_context(epx_status_t s, const char *fmt, ...) {

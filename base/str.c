@@ -2,10 +2,13 @@
 #include "base/str.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 
@@ -60,13 +63,23 @@ void epx_str_fini(epx_str_t *s) {
 
 const char *epx_str_z(const epx_str_t *s) { return s->data ? s->data : ""; }
 
+/* Only regular files: a FIFO would block for ever, in open or in read. */
+static epx_status_t open_regular(const char *path, FILE **out_file) {
+    struct stat sb;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return epx_fail_errno(EPX_ERR_IO, errno, "%s", path);
+    if (fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && (*out_file = fdopen(fd, "rb"))) return EPX_OK;
+    close(fd);
+    return epx_fail(EPX_ERR_IO, "%s: not a regular file", path);
+}
+
 epx_status_t epx_read_file(const char *path, size_t max_bytes, char **out_data, size_t *out_bytes) {
     epx_str_t s = {0};
     epx_status_t st = EPX_OK;
     char block[65536];
     size_t n;
-    FILE *f = fopen(path, "rb");
-    if (f == NULL) return epx_fail_errno(EPX_ERR_IO, errno, "%s", path);
+    FILE *f;
+    EPX_TRY(open_regular(path, &f));
     while (st == EPX_OK && (n = fread(block, 1, sizeof block, f)) > 0) {
         if (n > max_bytes - s.n_bytes)
             st = epx_fail(EPX_ERR_FORMAT, "%s: larger than the limit of %zu bytes", path, max_bytes);

@@ -21,7 +21,8 @@ void epx_str_fini(epx_str_t *s);
 /* "" instead of NULL. */
 const char *epx_str_z(const epx_str_t *s);
 
-/* Whole file into memory, NUL-terminated, at most max_bytes. *out_data is owned by the caller (free). */
+/* Whole regular file into memory, NUL-terminated, at most max_bytes; anything else, a FIFO too, is refused at once.
+   *out_data is owned by the caller (free). */
 epx_status_t epx_read_file(const char *path, size_t max_bytes, char **out_data, size_t *out_bytes);
 /* Edit distance of two short words, for "did you mean". */
 int epx_edit_distance(const char *a, const char *b);

@@ -3,9 +3,12 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -121,11 +124,31 @@ static void errors_keep_context(void **state) {
     assert_string_equal(epx_error_message(), "config.json: hidden is 0; legal: >= 1");
 }
 
+/* The system's words, not a number; and no file type that could block. */
+static void unreadable_files_are_named(void **state) {
+    char dir[] = "/tmp/epx-base-XXXXXX", path[64], *data;
+    size_t n_bytes;
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/f", dir);
+    assert_int_equal(epx_read_file(path, 10, &data, &n_bytes), EPX_ERR_IO);
+    assert_non_null(strstr(epx_error_message(), path));
+    assert_non_null(strstr(epx_error_message(), "No such file or directory"));
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(epx_read_file(path, 10, &data, &n_bytes), EPX_ERR_IO);
+    assert_non_null(strstr(epx_error_message(), "not a regular file"));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(epx_read_file(dir, 10, &data, &n_bytes), EPX_ERR_IO);
+    assert_non_null(strstr(epx_error_message(), "not a regular file"));
+    assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(e4m3_rounds_to_nearest_even), cmocka_unit_test(f16_round_trip_and_midpoints),
         cmocka_unit_test(bf16_rounds_to_nearest_even), cmocka_unit_test(philox_known_answers),
         cmocka_unit_test(strings_and_sizes),           cmocka_unit_test(errors_keep_context),
+        cmocka_unit_test(unreadable_files_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

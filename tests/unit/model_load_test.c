@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -81,6 +82,19 @@ static void refuse(const epx_want_t *w, epx_status_t s, const char *part) {
     epx_checkpoint_close(ck);
     if (got != s || !strstr(epx_error_message(), part) || !strstr(epx_error_message(), "model.safetensors"))
         fail_msg("expected %d with \"%s\", got %d: %s", (int)s, part, (int)got, epx_error_message());
+}
+
+/* A FIFO would block its reader until a writer comes. */
+static void test_fifo(void **state) {
+    (void)state;
+    epx_weight_t view;
+    epx_want_t w = want("t", 2, 0, &view);
+    char p[PATH];
+    remove_file("model.safetensors");
+    path_of("model.safetensors", p);
+    assert_int_equal(mkfifo(p, 0600), 0);
+    refuse(&w, EPX_ERR_IO, "not a regular file");
+    remove_file("model.safetensors");
 }
 
 static void test_header_errors(void **state) {
@@ -250,7 +264,7 @@ static void test_dummy(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_errors), cmocka_unit_test(test_wanted_errors), cmocka_unit_test(test_mapping),
-        cmocka_unit_test(test_shards),        cmocka_unit_test(test_dummy),
+        cmocka_unit_test(test_shards),        cmocka_unit_test(test_dummy),         cmocka_unit_test(test_fifo),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

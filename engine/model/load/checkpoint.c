@@ -52,7 +52,7 @@ static epx_status_t open_shard(shard_t *s) {
     struct stat sb;
     uint8_t first[8];
     uint64_t n_json;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not blocked by a FIFO; no effect on a regular file */
     if (fd < 0) return epx_fail_errno(errno == ENOENT ? EPX_ERR_NOT_FOUND : EPX_ERR_IO, errno, "%s: cannot be opened", s->path);
     epx_status_t st = EPX_OK;
     char *json = NULL;
