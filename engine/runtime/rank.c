@@ -179,24 +179,44 @@ static epx_status_t check_ids(const epx_rank_t *r, const char *what, const int32
 
 static epx_rank_request_t *copy_request(const epx_request_t *q) {
     size_t n_tokens = (size_t)q->n_prompt + (size_t)q->max_new_tokens, n_stop = (size_t)q->n_stop_ids;
-    epx_rank_request_t *own = malloc(sizeof *own + (n_tokens + n_stop) * sizeof(int32_t));
+    size_t bias_bytes = (size_t)q->adjust.n_bias * sizeof(epx_bias_t);
+    epx_rank_request_t *own = malloc(sizeof *own + bias_bytes + (n_tokens + n_stop) * sizeof(int32_t));
     if (!own) return NULL;
-    *own = (epx_rank_request_t){.sampling = q->sampling, .ignore_eos = q->ignore_eos, .n_stop_ids = q->n_stop_ids};
-    own->tokens = (int32_t *)(own + 1);
+    *own = (epx_rank_request_t){.sampling = q->sampling,
+                                .adjust = q->adjust,
+                                .ignore_eos = q->ignore_eos,
+                                .want_logprobs = q->want_logprobs,
+                                .min_new_tokens = q->min_new_tokens,
+                                .n_top = q->n_top,
+                                .n_stop_ids = q->n_stop_ids};
+    epx_bias_t *bias = (epx_bias_t *)(own + 1);
+    own->tokens = (int32_t *)(bias + q->adjust.n_bias);
     own->stop_ids = own->tokens + n_tokens;
     memcpy(own->tokens, q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
     if (n_stop) memcpy(own->stop_ids, q->stop_ids, n_stop * sizeof(int32_t));
+    if (bias_bytes) memcpy(bias, q->adjust.bias, bias_bytes);
+    own->adjust.bias = bias;
     return own;
+}
+
+static epx_status_t check_request(const epx_rank_t *r, const epx_request_t *req) {
+    if (req->n_prompt < 1 || !req->prompt) return epx_fail(EPX_ERR_ARG, "the prompt has %d tokens, at least 1", req->n_prompt);
+    if (req->n_stop_ids < 0 || (req->n_stop_ids && !req->stop_ids))
+        return epx_fail(EPX_ERR_ARG, "n_stop_ids is %d without a list", req->n_stop_ids);
+    if (req->min_new_tokens < 0 || req->min_new_tokens > req->max_new_tokens)
+        return epx_fail(EPX_ERR_ARG, "min_new_tokens is %d, expected 0 to max_new_tokens = %d", req->min_new_tokens,
+                        req->max_new_tokens);
+    if (req->n_top < 0 || req->n_top > EPX_SAMPLE_MAX_TOP)
+        return epx_fail(EPX_ERR_ARG, "n_top is %d, expected 0 to %d", req->n_top, EPX_SAMPLE_MAX_TOP);
+    EPX_TRY(check_ids(r, "prompt", req->prompt, req->n_prompt));
+    EPX_TRY(epx_adjust_validate(&req->adjust, r->info.vocab));
+    return epx_sampling_validate(&req->sampling);
 }
 
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     epx_seq_t *seq;
     if (r->failed < 0) return epx_fail(EPX_ERR_STATE, "the rank has failed: %s", r->failure);
-    if (req->n_prompt < 1 || !req->prompt) return epx_fail(EPX_ERR_ARG, "the prompt has %d tokens, at least 1", req->n_prompt);
-    if (req->n_stop_ids < 0 || (req->n_stop_ids && !req->stop_ids))
-        return epx_fail(EPX_ERR_ARG, "n_stop_ids is %d without a list", req->n_stop_ids);
-    EPX_TRY(check_ids(r, "prompt", req->prompt, req->n_prompt));
-    EPX_TRY(epx_sampling_validate(&req->sampling));
+    EPX_TRY(check_request(r, req));
     EPX_TRY(epx_sched_submit(r->sched, req->id, req->n_prompt, req->max_new_tokens, NULL, &seq));
     seq->user = copy_request(req);
     if (!seq->user) {

@@ -50,6 +50,10 @@ typedef struct {
     int ignore_eos;
     const int32_t *stop_ids; /* further end tokens, borrowed during submit */
     int32_t n_stop_ids;
+    epx_adjust_t adjust;    /* its list is borrowed during submit */
+    int32_t min_new_tokens; /* end tokens are not drawn before; 0: no minimum */
+    int want_logprobs;      /* events carry the token's logprob and n_top of the most probable */
+    int32_t n_top;          /* 0 to EPX_SAMPLE_MAX_TOP */
 } epx_request_t;
 
 typedef enum { EPX_FINISH_NONE = 0, EPX_FINISH_STOP, EPX_FINISH_LENGTH, EPX_FINISH_CANCELLED, EPX_FINISH_ERROR } epx_finish_t;
@@ -57,8 +61,10 @@ typedef enum { EPX_FINISH_NONE = 0, EPX_FINISH_STOP, EPX_FINISH_LENGTH, EPX_FINI
 /* One event: a new token and / or the end of a request. */
 typedef struct {
     uint64_t id;
-    int32_t token; /* -1: none (end without a token: cancelled, error) */
-    float logprob;
+    int32_t token;        /* -1: none (end without a token: cancelled, error) */
+    float logprob;        /* of the model's logits, before penalties, bias, temperature and filters; 0 unless asked for */
+    const epx_top_t *top; /* [n_top] borrowed during the callback */
+    int32_t n_top;
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
     const char *error; /* EPX_FINISH_ERROR: why; borrowed during the callback */

@@ -15,11 +15,22 @@ enum { EPX_RANK_MAX_TP = 64 };
 /* What a request keeps besides its place in the scheduler. One allocation. */
 typedef struct {
     epx_sampling_t sampling;
-    int ignore_eos;
+    epx_adjust_t adjust;
+    int ignore_eos, want_logprobs;
+    int32_t min_new_tokens, n_top;
     int32_t n_stop_ids;
     int32_t *stop_ids; /* [n_stop_ids] */
     int32_t *tokens;   /* [n_prompt + max_new] */
 } epx_rank_request_t;
+
+/* What was drawn for a request. */
+typedef struct {
+    int32_t token;
+    int is_end; /* an end token */
+    float logprob;
+    int32_t n_top;
+    epx_top_t top[EPX_SAMPLE_MAX_TOP];
+} epx_rank_draw_t;
 
 struct epx_rank {
     epx_rank_config_t cfg; /* defaults filled in; pointers of the caller only used during create */
@@ -58,6 +69,8 @@ epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char 
 epx_status_t epx_rank_make_kv(epx_rank_t *r);
 /* Defaults and legal values of the configuration (setup.c). */
 epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);
+/* Draw the next token of a request from its logits (draw.c). Errors concern this request only. */
+epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out);
 /* Wait limit of step agreement in ns. */
 uint64_t epx_rank_timeout_ns(const epx_rank_t *r);
 

@@ -21,10 +21,12 @@ typedef struct {
     void *ctx;
 } sink_t;
 
-static void report(const sink_t *out, const epx_seq_t *q, int32_t token, float logprob, epx_finish_t finish, const char *error) {
+static void report(const sink_t *out, const epx_seq_t *q, const epx_rank_draw_t *d, epx_finish_t finish, const char *error) {
     epx_event_t ev = {.id = q->id,
-                      .token = token,
-                      .logprob = logprob,
+                      .token = d ? d->token : -1,
+                      .logprob = d ? d->logprob : 0.0f,
+                      .top = d ? d->top : NULL,
+                      .n_top = d ? d->n_top : 0,
                       .finish = finish,
                       .n_prompt = q->n_prompt,
                       .n_generated = q->n_tokens - q->n_prompt,
@@ -39,7 +41,7 @@ static void end_request(epx_rank_t *r, epx_seq_t *q) {
 
 static void end_all(epx_rank_t *r, const sink_t *out, epx_finish_t finish, const char *error) {
     for (epx_seq_t *q = epx_sched_any(r->sched); q; q = epx_sched_any(r->sched)) {
-        report(out, q, -1, 0.0f, finish, error);
+        report(out, q, NULL, finish, error);
         end_request(r, q);
     }
 }
@@ -100,32 +102,20 @@ static void make_batch(epx_rank_t *r, const epx_sched_batch_t *sb, epx_batch_t *
                          .logits = r->logits};
 }
 
-static int in_list(const int32_t *ids, int32_t n, int32_t id) {
-    for (int32_t i = 0; i < n; i++)
-        if (ids[i] == id) return 1;
-    return 0;
-}
-
-static int is_end(const epx_rank_t *r, const epx_rank_request_t *q, int32_t token) {
-    if (in_list(q->stop_ids, q->n_stop_ids, token)) return 1;
-    return !q->ignore_eos && in_list(r->gen.eos_ids, r->gen.n_eos, token);
-}
-
 /* Draw one token from logits and report it. */
 static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const float *logits) {
     epx_rank_request_t *q = seq->user;
-    int32_t token, token_idx = seq->n_tokens - seq->n_prompt;
-    float logprob;
-    if (r->logits_hook) r->logits_hook(r->logits_hook_ctx, seq->id, token_idx, logits, r->info.vocab);
-    if (epx_sample(r->sampler, &q->sampling, logits, (uint64_t)token_idx, &token, &logprob) < 0) {
-        report(out, seq, -1, 0.0f, EPX_FINISH_ERROR, epx_error_message());
+    epx_rank_draw_t d;
+    if (r->logits_hook) r->logits_hook(r->logits_hook_ctx, seq->id, seq->n_tokens - seq->n_prompt, logits, r->info.vocab);
+    if (epx_rank_draw(r, seq, logits, &d) < 0) {
+        report(out, seq, NULL, EPX_FINISH_ERROR, epx_error_message());
         end_request(r, seq);
         return;
     }
-    q->tokens[seq->n_tokens] = token;
+    q->tokens[seq->n_tokens] = d.token;
     int full = epx_sched_token(r->sched, seq);
-    epx_finish_t finish = is_end(r, q, token) ? EPX_FINISH_STOP : full ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
-    report(out, seq, token, logprob, finish, NULL);
+    epx_finish_t finish = d.is_end ? EPX_FINISH_STOP : full ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
+    report(out, seq, &d, finish, NULL);
     if (finish != EPX_FINISH_NONE) end_request(r, seq);
 }
 
@@ -149,7 +139,7 @@ epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
     verdict_t v;
     if (r->failed < 0) return epx_fail(r->failed, "the rank has failed: %s", r->failure);
     for (epx_seq_t *q = epx_sched_take_cancelled(r->sched); q; q = epx_sched_take_cancelled(r->sched)) {
-        report(&out, q, -1, 0.0f, EPX_FINISH_CANCELLED, NULL);
+        report(&out, q, NULL, EPX_FINISH_CANCELLED, NULL);
         end_request(r, q);
     }
     epx_sched_next(r->sched, &sb);

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/half.h"
 #include "base/philox.h"
@@ -21,6 +22,8 @@ struct epx_sampler {
     int32_t n_vocab;
     cand_t *cands; /* [n_vocab] */
     double *probs; /* [n_vocab] unnormalised */
+    float *copy;   /* [n_vocab] */
+    int32_t *seen; /* [n_vocab] all zero between calls */
 };
 
 void epx_sampling_init(epx_sampling_t *s) {
@@ -44,7 +47,9 @@ epx_status_t epx_sampler_create(int32_t n_vocab, epx_sampler_t **out_s) {
     s->n_vocab = n_vocab;
     s->cands = malloc((size_t)n_vocab * sizeof *s->cands);
     s->probs = malloc((size_t)n_vocab * sizeof *s->probs);
-    if (!s->cands || !s->probs) {
+    s->copy = malloc((size_t)n_vocab * sizeof *s->copy);
+    s->seen = calloc((size_t)n_vocab, sizeof *s->seen);
+    if (!s->cands || !s->probs || !s->copy || !s->seen) {
         epx_sampler_destroy(s);
         return epx_fail(EPX_ERR_NOMEM, "sampler: no memory for a vocabulary of %d", n_vocab);
     }
@@ -56,6 +61,8 @@ void epx_sampler_destroy(epx_sampler_t *s) {
     if (!s) return;
     free(s->cands);
     free(s->probs);
+    free(s->copy);
+    free(s->seen);
     free(s);
 }
 
@@ -220,4 +227,82 @@ epx_status_t epx_sample(epx_sampler_t *s, const epx_sampling_t *p, const float *
     if (out_logprob) *out_logprob = logprob_of(logits, s->n_vocab, logits[best], token);
     *out_token = token;
     return EPX_OK;
+}
+
+/* ---- changes before the draw ---- */
+
+static epx_status_t check_penalty(const char *name, float v) {
+    if (v >= -2.0f && v <= 2.0f) return EPX_OK;
+    return epx_fail(EPX_ERR_ARG, "%s is %g, expected -2 to 2", name, (double)v);
+}
+
+epx_status_t epx_adjust_validate(const epx_adjust_t *a, int32_t n_vocab) {
+    EPX_TRY(check_penalty("presence_penalty", a->presence_penalty));
+    EPX_TRY(check_penalty("frequency_penalty", a->frequency_penalty));
+    if (!(a->repetition_penalty >= 0.0f) || !isfinite(a->repetition_penalty))
+        return epx_fail(EPX_ERR_ARG, "repetition_penalty is %g, expected a number above 0", (double)a->repetition_penalty);
+    if (a->n_bias < 0 || a->n_bias > EPX_SAMPLE_MAX_BIAS || (a->n_bias && !a->bias))
+        return epx_fail(EPX_ERR_ARG, "logit_bias has %d entries, expected at most %d", a->n_bias, EPX_SAMPLE_MAX_BIAS);
+    for (int32_t i = 0; i < a->n_bias; i++) {
+        const epx_bias_t *b = &a->bias[i];
+        if (b->token < 0 || b->token >= n_vocab)
+            return epx_fail(EPX_ERR_ARG, "logit_bias: token %d, expected 0 to %d", b->token, n_vocab - 1);
+        if (!(b->bias >= -100.0f && b->bias <= 100.0f))
+            return epx_fail(EPX_ERR_ARG, "logit_bias of token %d is %g, expected -100 to 100", b->token, (double)b->bias);
+    }
+    return EPX_OK;
+}
+
+int epx_adjust_is_neutral(const epx_adjust_t *a) {
+    int repeats = a->repetition_penalty == 0.0f || a->repetition_penalty == 1.0f;
+    return repeats && a->presence_penalty == 0.0f && a->frequency_penalty == 0.0f && a->n_bias == 0;
+}
+
+float *epx_sampler_copy(epx_sampler_t *s, const float *logits) {
+    memcpy(s->copy, logits, (size_t)s->n_vocab * sizeof *logits);
+    return s->copy;
+}
+
+/* Each token that occurs once, whatever how often. */
+static void penalise_repetition(epx_sampler_t *s, float penalty, float *logits, const int32_t *tokens, int32_t n) {
+    if (penalty == 0.0f || penalty == 1.0f) return;
+    for (int32_t i = 0; i < n; i++) {
+        float *l = &logits[tokens[i]];
+        if (s->seen[tokens[i]]++) continue;
+        *l = *l > 0.0f ? *l / penalty : *l * penalty;
+    }
+    for (int32_t i = 0; i < n; i++) s->seen[tokens[i]] = 0;
+}
+
+static void penalise_counts(epx_sampler_t *s, const epx_adjust_t *a, float *logits, const int32_t *tokens, int32_t n) {
+    if (a->presence_penalty == 0.0f && a->frequency_penalty == 0.0f) return;
+    for (int32_t i = 0; i < n; i++) s->seen[tokens[i]]++;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t count = s->seen[tokens[i]];
+        if (count == 0) continue;
+        logits[tokens[i]] -= a->frequency_penalty * (float)count + a->presence_penalty;
+        s->seen[tokens[i]] = 0;
+    }
+}
+
+void epx_adjust_logits(epx_sampler_t *s, const epx_adjust_t *a, float *logits, const int32_t *tokens, int32_t n_prompt,
+                       int32_t n_tokens) {
+    penalise_repetition(s, a->repetition_penalty, logits, tokens, n_tokens);
+    penalise_counts(s, a, logits, tokens + n_prompt, n_tokens - n_prompt);
+    for (int32_t i = 0; i < a->n_bias; i++) logits[a->bias[i].token] += a->bias[i].bias;
+}
+
+int32_t epx_logprobs(epx_sampler_t *s, const float *logits, int32_t token, float *out_logprob, int32_t n_top,
+                     epx_top_t *out_top) {
+    int32_t n = n_top < s->n_vocab ? n_top : s->n_vocab, best = 0;
+    double sum = 0;
+    for (int32_t i = 0; i < s->n_vocab; i++)
+        if (logits[i] > logits[best]) best = i;
+    for (int32_t i = 0; i < s->n_vocab; i++) sum += (double)expf(logits[i] - logits[best]);
+    double lse = (double)logits[best] + log(sum);
+    *out_logprob = (float)((double)logits[token] - lse);
+    if (n < 1) return 0;
+    take_top_k(s, logits, n);
+    for (int32_t i = 0; i < n; i++) out_top[i] = (epx_top_t){s->cands[i].id, (float)((double)s->cands[i].logit - lse)};
+    return n;
 }

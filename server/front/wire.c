@@ -92,31 +92,38 @@ epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_conf
 epx_status_t epx_wire_put_request(epx_str_t *out, const epx_request_t *req) {
     epx_request_t q = *req;
     q.prompt = q.stop_ids = NULL;
+    q.adjust.bias = NULL;
     EPX_TRY(put(out, &q, sizeof q));
     EPX_TRY(put(out, req->prompt, sizeof *req->prompt * (size_t)req->n_prompt));
-    return put(out, req->stop_ids, sizeof *req->stop_ids * (size_t)req->n_stop_ids);
+    EPX_TRY(put(out, req->stop_ids, sizeof *req->stop_ids * (size_t)req->n_stop_ids));
+    return put(out, req->adjust.bias, sizeof *req->adjust.bias * (size_t)req->adjust.n_bias);
 }
 
 epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_t *out_req) {
     epx_wire_reader_t r = {data, n_bytes, 0};
     get(&r, out_req, sizeof *out_req);
-    if (out_req->n_prompt < 0 || out_req->n_stop_ids < 0) r.bad = 1;
+    if (out_req->n_prompt < 0 || out_req->n_stop_ids < 0 || out_req->adjust.n_bias < 0) r.bad = 1;
     EPX_TRY(checked(&r, "request"));
     out_req->prompt = take(&r, sizeof *out_req->prompt * (size_t)out_req->n_prompt);
     out_req->stop_ids = take(&r, sizeof *out_req->stop_ids * (size_t)out_req->n_stop_ids);
+    out_req->adjust.bias = take(&r, sizeof *out_req->adjust.bias * (size_t)out_req->adjust.n_bias);
     return checked(&r, "request");
 }
 
 epx_status_t epx_wire_put_event(epx_str_t *out, const epx_event_t *ev) {
     epx_event_t e = *ev;
     e.error = NULL;
+    e.top = NULL;
     EPX_TRY(put(out, &e, sizeof e));
+    EPX_TRY(put(out, ev->top, sizeof *ev->top * (size_t)ev->n_top));
     return put_text(out, ev->error);
 }
 
 epx_status_t epx_wire_get_event(epx_wire_reader_t *r, epx_event_t *out_ev) {
     if (r->n_bytes == 0) return EPX_AGAIN;
     get(r, out_ev, sizeof *out_ev);
+    if (out_ev->n_top < 0) r->bad = 1;
+    out_ev->top = take(r, sizeof *out_ev->top * (size_t)out_ev->n_top);
     out_ev->error = get_text(r);
     return checked(r, "event");
 }

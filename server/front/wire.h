@@ -7,7 +7,7 @@
 #include "base/str.h"
 #include "engine/runtime/rank.h"
 
-enum { EPX_WIRE_VERSION = 1 };
+enum { EPX_WIRE_VERSION = 2 };
 
 /* Front to worker, then worker to front. */
 typedef enum {
@@ -42,7 +42,7 @@ epx_status_t epx_wire_put_request(epx_str_t *out, const epx_request_t *req);
 /* Arrays of *out_req are borrowed from the frame. */
 epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_t *out_req);
 epx_status_t epx_wire_put_event(epx_str_t *out, const epx_event_t *ev);
-/* Next event of an EVENTS frame; its error is borrowed from the frame. EPX_AGAIN at the end. */
+/* Next event of an EVENTS frame; its error and top are borrowed from the frame. EPX_AGAIN at the end. */
 epx_status_t epx_wire_get_event(epx_wire_reader_t *r, epx_event_t *out_ev);
 epx_status_t epx_wire_put_failure(epx_str_t *out, epx_status_t status, const char *message);
 /* *out_message is borrowed from the frame. */

@@ -26,7 +26,8 @@ static epx_status_t init_choices(epx_call_t *c) {
 
 static void free_call(epx_call_t *c) {
     for (int i = 0; c->choices && i < c->n_choices; i++) {
-        free(c->choices[i].tokens);
+        epx_tokens_free(c->choices[i].tokens, c->choices[i].n_tokens);
+        epx_logprobs_fini(&c->choices[i].logprobs);
         epx_str_fini(&c->choices[i].text);
         epx_text_stream_fini(&c->choices[i].stream);
     }
@@ -147,25 +148,43 @@ int epx_call_suspend(epx_call_t *c) {
 
 /* ---- events ---- */
 
-static void add_token(epx_choice_t *ch, int32_t token) {
+void epx_tokens_free(epx_token_news_t *tokens, size_t n) {
+    for (size_t i = 0; i < n; i++) free(tokens[i].top);
+    free(tokens);
+}
+
+static void no_room(epx_choice_t *ch) {
+    ch->finish = EPX_FINISH_ERROR;
+    snprintf(ch->error, sizeof ch->error, "out of memory for the answer");
+}
+
+static void add_token(epx_choice_t *ch, const epx_event_t *ev) {
+    epx_token_news_t news = {.token = ev->token, .logprob = ev->logprob, .n_top = ev->n_top};
     if (ch->n_tokens == ch->cap_tokens) {
         size_t cap = ch->cap_tokens ? 2 * ch->cap_tokens : 16;
-        int32_t *grown = realloc(ch->tokens, cap * sizeof *grown);
+        epx_token_news_t *grown = realloc(ch->tokens, cap * sizeof *grown);
         if (!grown) {
-            ch->finish = EPX_FINISH_ERROR;
-            snprintf(ch->error, sizeof ch->error, "out of memory for the answer");
+            no_room(ch);
             return;
         }
         ch->tokens = grown;
         ch->cap_tokens = cap;
     }
-    ch->tokens[ch->n_tokens++] = token;
+    if (ev->n_top > 0) {
+        news.top = malloc((size_t)ev->n_top * sizeof *news.top);
+        if (!news.top) {
+            no_room(ch);
+            return;
+        }
+        memcpy(news.top, ev->top, (size_t)ev->n_top * sizeof *news.top);
+    }
+    ch->tokens[ch->n_tokens++] = news;
 }
 
 /* h->lock held. Returns 1 when the choice ended and its reference must be given back. */
 static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
     epx_http_t *h = ch->call->http;
-    if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev->token);
+    if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev);
     if (ev->finish != EPX_FINISH_NONE) {
         epx_choice_t **at = &h->table[ch->id % EPX_HTTP_N_BUCKETS];
         while (*at != ch) at = &(*at)->next_in_table;
@@ -188,6 +207,8 @@ static void keep_early(epx_http_t *h, const epx_event_t *ev) {
     e->ev = *ev;
     snprintf(e->error, sizeof e->error, "%s", ev->error ? ev->error : "");
     e->ev.error = e->error;
+    if (ev->n_top > 0) memcpy(e->top, ev->top, (size_t)ev->n_top * sizeof *e->top);
+    e->ev.top = e->top;
     while (*at) at = &(*at)->next;
     *at = e;
 }

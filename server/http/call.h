@@ -8,6 +8,7 @@
 #define EPX_SERVER_HTTP_CALL_H
 
 #include "server/http/http_impl.h"
+#include "server/http/logprobs.h"
 #include "server/http/openai_write.h"
 #include "server/http/text_stream.h"
 
@@ -15,7 +16,7 @@ typedef struct epx_choice {
     epx_call_t *call;
     struct epx_choice *next_in_table; /* [lock] */
     uint64_t id;                      /* [lock] of the cluster; 0: not submitted */
-    int32_t *tokens;                  /* [lock] owned: arrived, not yet taken; at most max_new */
+    epx_token_news_t *tokens;         /* [lock] owned: arrived, not yet taken; at most max_new */
     size_t n_tokens, cap_tokens;      /* [lock] */
     epx_finish_t finish;              /* [lock] EPX_FINISH_NONE while it runs */
     int end_token;                    /* [lock] the last token ended the text and is no part of it */
@@ -25,6 +26,7 @@ typedef struct epx_choice {
     int32_t n_prompt, n_completion;
     epx_text_stream_t stream;
     epx_str_t text; /* without stream: the whole; else what the next chunk carries */
+    epx_logprobs_t logprobs;
     int done, role_sent;
     const char *finish_reason;
 } epx_choice_t;
@@ -67,6 +69,8 @@ int epx_call_suspend(epx_call_t *c);
 /* Cancel every choice that runs. */
 void epx_call_cancel(epx_call_t *c);
 
+/* Free a list of tokens with what they own. */
+void epx_tokens_free(epx_token_news_t *tokens, size_t n);
 /* The event sink's part. */
 void epx_call_on_event(epx_http_t *h, const epx_event_t *ev);
 /* Resume when suspended. h->lock held. */

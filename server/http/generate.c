@@ -58,9 +58,12 @@ static enum MHD_Result answer(epx_call_t *c) {
         epx_choice_t *ch = &c->choices[i];
         texts[i] = (epx_api_choice_text_t){
             .idx = i, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes, .finish_reason = ch->finish_reason};
+        if (c->req.logprobs)
+            texts[i].logprobs = epx_logprobs_take(&ch->logprobs, c->http->cfg.tokenizer, c->req.is_chat, &ch->stream);
     }
     epx_call_usage(c, &usage);
     epx_status_t s = epx_api_write_answer(&c->head, texts, c->n_choices, &usage, &body);
+    for (int i = 0; i < c->n_choices; i++) json_decref(texts[i].logprobs);
     free(texts);
     if (s >= 0) return epx_http_respond_json(c->conn, 200, &body);
     epx_str_fini(&body);

@@ -27,8 +27,9 @@ typedef struct epx_http_conn {
 /* An event of a request whose id is not known yet: submit has not returned. */
 typedef struct epx_http_early {
     struct epx_http_early *next;
-    epx_event_t ev; /* ev.error points to error */
+    epx_event_t ev; /* ev.error points to error, ev.top to top */
     char error[256];
+    epx_top_t top[EPX_SAMPLE_MAX_TOP];
 } epx_http_early_t;
 
 struct epx_http {

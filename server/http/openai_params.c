@@ -104,6 +104,10 @@ static epx_status_t parse_ignore_eos(epx_api_parse_t *p, const char *name, const
     return take_bool(p, name, v, &p->req->ignore_eos);
 }
 
+static epx_status_t parse_echo(epx_api_parse_t *p, const char *name, const json_t *v) {
+    return take_bool(p, name, v, &p->req->echo);
+}
+
 static epx_status_t parse_stream_options(epx_api_parse_t *p, const char *name, const json_t *v) {
     const char *member;
     json_t *m;
@@ -158,6 +162,15 @@ static const struct {
     {"seed", BOTH, parse_seed},
     {"n", BOTH, parse_n},
     {"best_of", COMPLETIONS, parse_best_of},
+    {"frequency_penalty", BOTH, epx_api_parse_frequency_penalty},
+    {"presence_penalty", BOTH, epx_api_parse_presence_penalty},
+    {"repetition_penalty", BOTH, epx_api_parse_repetition_penalty},
+    {"logit_bias", BOTH, epx_api_parse_logit_bias},
+    {"logprobs", CHAT, epx_api_parse_chat_logprobs},
+    {"top_logprobs", CHAT, epx_api_parse_top_logprobs},
+    {"logprobs", COMPLETIONS, epx_api_parse_logprobs},
+    {"echo", COMPLETIONS, parse_echo},
+    {"min_tokens", BOTH, epx_api_parse_min_tokens},
     {"stop", BOTH, epx_api_parse_stop},
     {"stop_token_ids", BOTH, epx_api_parse_stop_ids},
     {"ignore_eos", BOTH, parse_ignore_eos},
@@ -173,15 +186,7 @@ static const struct {
     int where;
     const char *neutral; /* JSON array */
 } neutral_only[] = {
-    {"logprobs", CHAT, "[null,false]"},
-    {"logprobs", COMPLETIONS, "[null]"},
-    {"top_logprobs", CHAT, "[null,0]"},
-    {"echo", COMPLETIONS, "[null,false]"},
     {"suffix", COMPLETIONS, "[null,\"\"]"},
-    {"frequency_penalty", BOTH, "[null,0]"},
-    {"presence_penalty", BOTH, "[null,0]"},
-    {"repetition_penalty", BOTH, "[null,1]"},
-    {"logit_bias", BOTH, "[null,{}]"},
     {"response_format", BOTH, "[null,{\"type\":\"text\"}]"},
     {"tools", CHAT, "[null,[]]"},
     {"tool_choice", CHAT, "[null,\"none\",\"auto\"]"},
@@ -197,7 +202,6 @@ static const struct {
     {"store", CHAT, "[null,false]"},
     {"metadata", CHAT, "[null,{}]"},
     {"service_tier", CHAT, "[null,\"auto\",\"default\"]"},
-    {"min_tokens", BOTH, "[null,0]"},
     {"skip_special_tokens", BOTH, "[null,true]"},
 };
 
@@ -218,7 +222,7 @@ static epx_status_t check_neutral(epx_api_parse_t *p, const char *name, const js
 }
 
 static epx_status_t unknown_param(epx_api_parse_t *p, const char *name) {
-    char accepted[400];
+    char accepted[560];
     size_t used = 0;
     int where = p->req->is_chat ? CHAT : COMPLETIONS;
     for (size_t i = 0; i < sizeof params / sizeof params[0]; i++)

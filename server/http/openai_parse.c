@@ -90,6 +90,14 @@ static epx_status_t check_together(epx_api_parse_t *p) {
     if (p->has_best_of && p->best_of != r->n)
         return epx_api_fail(p->err, 400, "invalid_value", "best_of", "best_of: must be null or equal to n (%d), got %lld", r->n,
                             (long long)p->best_of);
+    if (p->has_top_logprobs && !r->logprobs)
+        return epx_api_fail(p->err, 400, "invalid_value", "top_logprobs", "top_logprobs: only allowed when logprobs is true");
+    if (r->echo && r->logprobs)
+        return epx_api_fail(p->err, 400, "unsupported_parameter", "echo",
+                            "echo: not supported together with logprobs (logprobs of the prompt are not offered)");
+    if (r->max_tokens != 0 && r->min_tokens > r->max_tokens)
+        return epx_api_fail(p->err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (%d), got %d",
+                            (int)r->max_tokens, (int)r->min_tokens);
     if (r->is_chat && !r->messages)
         return epx_api_fail(p->err, 400, "missing_parameter", "messages", "messages: required, a non-empty array");
     if (!r->is_chat && r->n_prompts == 0)
@@ -133,6 +141,7 @@ void epx_api_request_fini(epx_api_request_t *r) {
         free(r->prompts[i].ids);
     }
     free(r->prompts);
+    free(r->bias);
     for (int i = 0; i < r->n_stop; i++) free(r->stop[i]);
     memset(r, 0, sizeof *r);
 }

@@ -9,7 +9,7 @@ typedef struct {
     const epx_api_limits_t *lim;
     epx_api_error_t *err;
     int64_t max_completion_tokens; /* 0: not given */
-    int has_stream_options, has_best_of;
+    int has_stream_options, has_best_of, has_top_logprobs;
     int64_t best_of;
 } epx_api_parse_t;
 
@@ -25,6 +25,15 @@ epx_status_t epx_api_parse_messages(epx_api_parse_t *p, const char *name, const 
 epx_status_t epx_api_parse_prompt(epx_api_parse_t *p, const char *name, const json_t *v);
 epx_status_t epx_api_parse_stop(epx_api_parse_t *p, const char *name, const json_t *v);
 epx_status_t epx_api_parse_stop_ids(epx_api_parse_t *p, const char *name, const json_t *v);
+/* openai_sampling.c */
+epx_status_t epx_api_parse_presence_penalty(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_frequency_penalty(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_repetition_penalty(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_logit_bias(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_min_tokens(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_chat_logprobs(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_top_logprobs(epx_api_parse_t *p, const char *name, const json_t *v);
+epx_status_t epx_api_parse_logprobs(epx_api_parse_t *p, const char *name, const json_t *v);
 /* A list of token ids within the vocabulary. *out_ids is owned by the caller. */
 epx_status_t epx_api_parse_ids(epx_api_parse_t *p, const char *name, const json_t *v, int32_t **out_ids, size_t *out_n);
 

@@ -16,7 +16,8 @@ enum {
     EPX_API_MAX_N = 8,
     EPX_API_MAX_CHOICES = 64, /* prompts * n of one request */
     EPX_API_MAX_STOP_IDS = 64,
-    EPX_API_MAX_DEPTH = 64, /* of the JSON body */
+    EPX_API_MAX_DEPTH = 64,   /* of the JSON body */
+    EPX_API_MAX_LOGPROBS = 5, /* of completions; chat: EPX_SAMPLE_MAX_TOP */
 };
 
 /* An HTTP error in OpenAI's terms. type, code: static strings. */
@@ -48,6 +49,11 @@ typedef struct {
     int n;
     int32_t max_tokens; /* 0: not given */
     epx_sampling_t sampling;
+    epx_adjust_t adjust;
+    epx_bias_t *bias; /* owned: the list of adjust */
+    int32_t min_tokens;
+    int logprobs, echo;
+    int32_t n_top;
     int has_seed, stream, include_usage, ignore_eos;
     char *stop[EPX_API_MAX_STOPS];
     size_t stop_bytes[EPX_API_MAX_STOPS];

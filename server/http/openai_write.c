@@ -6,7 +6,7 @@
 
 #include "engine/tokenizer/tokenizer.h"
 
-static json_t *utf8_string(const char *text, size_t n_bytes) {
+json_t *epx_api_text(const char *text, size_t n_bytes) {
     json_t *v = n_bytes ? json_stringn(text, n_bytes) : json_string("");
     epx_str_t fixed = {0};
     if (v) return v;
@@ -15,7 +15,7 @@ static json_t *utf8_string(const char *text, size_t n_bytes) {
     return v;
 }
 
-static json_t *string_or_null(const char *s) { return s && s[0] ? utf8_string(s, strlen(s)) : json_null(); }
+static json_t *string_or_null(const char *s) { return s && s[0] ? epx_api_text(s, strlen(s)) : json_null(); }
 
 /* Takes the reference of root (NULL: no memory). */
 static epx_status_t dump(json_t *root, const char *before, const char *after, epx_str_t *out) {
@@ -34,7 +34,7 @@ static json_t *head_json(const epx_api_head_t *h, const char *object) {
     json_object_set_new(o, "id", json_string(h->id));
     json_object_set_new(o, "object", json_string(object));
     json_object_set_new(o, "created", json_integer(h->created));
-    json_object_set_new(o, "model", utf8_string(h->model, strlen(h->model)));
+    json_object_set_new(o, "model", epx_api_text(h->model, strlen(h->model)));
     return o;
 }
 
@@ -49,7 +49,7 @@ static json_t *usage_json(const epx_api_usage_t *u) {
 /* content under `key` ("message", "delta") for chat, as text for completions. content NULL: left out (chat). */
 static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t *c, const char *key, int with_role,
                            int with_text) {
-    json_t *o = json_object(), *text = with_text ? utf8_string(c->text, c->n_bytes) : NULL;
+    json_t *o = json_object(), *text = with_text ? epx_api_text(c->text, c->n_bytes) : NULL;
     json_object_set_new(o, "index", json_integer(c->idx));
     if (h->is_chat) {
         json_t *m = json_object();
@@ -59,7 +59,7 @@ static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t 
     } else {
         json_object_set_new(o, "text", text ? text : json_string(""));
     }
-    json_object_set_new(o, "logprobs", json_null());
+    json_object_set_new(o, "logprobs", c->logprobs ? json_incref(c->logprobs) : json_null());
     json_object_set_new(o, "finish_reason", string_or_null(c->finish_reason));
     return o;
 }
@@ -95,7 +95,7 @@ epx_status_t epx_api_write_usage_chunk(const epx_api_head_t *h, const epx_api_us
 
 static json_t *error_json(const epx_api_error_t *err) {
     json_t *root = json_object(), *e = json_object();
-    json_object_set_new(e, "message", utf8_string(err->message, strlen(err->message)));
+    json_object_set_new(e, "message", epx_api_text(err->message, strlen(err->message)));
     json_object_set_new(e, "type", json_string(err->type));
     json_object_set_new(e, "param", string_or_null(err->param));
     json_object_set_new(e, "code", string_or_null(err->code));
@@ -111,7 +111,7 @@ epx_status_t epx_api_write_error_event(const epx_api_error_t *err, epx_str_t *ou
 
 epx_status_t epx_api_write_model(const char *name, int64_t created, int max_context, int as_list, epx_str_t *out) {
     json_t *m = json_object();
-    json_object_set_new(m, "id", utf8_string(name, strlen(name)));
+    json_object_set_new(m, "id", epx_api_text(name, strlen(name)));
     json_object_set_new(m, "object", json_string("model"));
     json_object_set_new(m, "created", json_integer(created));
     json_object_set_new(m, "owned_by", json_string("epx"));

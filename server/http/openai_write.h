@@ -18,11 +18,15 @@ typedef struct {
     const char *text;
     size_t n_bytes;
     const char *finish_reason; /* NULL: null */
+    json_t *logprobs;          /* NULL: null; borrowed */
 } epx_api_choice_text_t;
 
 typedef struct {
     int64_t n_prompt, n_completion;
 } epx_api_usage_t;
+
+/* A JSON string, each invalid sequence replaced by U+FFFD; NULL without memory. */
+json_t *epx_api_text(const char *text, size_t n_bytes);
 
 /* All append to out and return EPX_OK or EPX_ERR_NOMEM (out then unspecified). */
 

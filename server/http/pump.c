@@ -6,7 +6,7 @@
 
 /* What arrived of one choice since the last look. */
 typedef struct {
-    int32_t *tokens; /* owned */
+    epx_token_news_t *tokens; /* owned */
     size_t n_tokens;
     epx_finish_t finish;
     int end_token;
@@ -43,19 +43,19 @@ static void close_choice(epx_choice_t *ch, const char *reason) {
     if (runs) epx_cluster_cancel(h->cluster, ch->id); /* a stop string ended it, the ranks do not know */
 }
 
-static epx_status_t push_token(epx_choice_t *ch, int32_t token) {
+static epx_status_t push_token(epx_choice_t *ch, epx_token_news_t *news) {
     const epx_tokenizer_t *tok = ch->call->http->cfg.tokenizer;
     size_t n_bytes = 0;
+    const char *bytes = epx_tokenizer_token_bytes(tok, news->token, &n_bytes);
     ch->n_completion++;
-    if (epx_tokenizer_is_special(tok, token)) return EPX_OK;
-    const char *bytes = epx_tokenizer_token_bytes(tok, token, &n_bytes);
-    if (!bytes) return EPX_OK; /* an id of the padded vocabulary without a text */
-    return epx_text_stream_push(&ch->stream, bytes, n_bytes, &ch->text);
+    if (!bytes || epx_tokenizer_is_special(tok, news->token)) n_bytes = 0; /* no text, as an id of the padded vocabulary */
+    if (ch->call->req.logprobs) EPX_TRY(epx_logprobs_add(&ch->logprobs, news, bytes ? bytes : "", n_bytes));
+    return n_bytes ? epx_text_stream_push(&ch->stream, bytes, n_bytes, &ch->text) : EPX_OK;
 }
 
 static epx_status_t use_news(epx_choice_t *ch, const news_t *news) {
     size_t n_text = news->n_tokens - (size_t)(news->end_token && news->n_tokens > 0);
-    for (size_t i = 0; i < n_text && !ch->stream.stopped; i++) EPX_TRY(push_token(ch, news->tokens[i]));
+    for (size_t i = 0; i < n_text && !ch->stream.stopped; i++) EPX_TRY(push_token(ch, &news->tokens[i]));
     if (ch->stream.stopped) {
         close_choice(ch, "stop");
         return EPX_OK;
@@ -68,21 +68,26 @@ static epx_status_t use_news(epx_choice_t *ch, const news_t *news) {
     return EPX_OK;
 }
 
+/* A chunk with the text and the logprobs that are ready; at the end of the choice with its reason. */
+static epx_status_t write_piece(epx_choice_t *ch, const char *finish_reason) {
+    epx_call_t *c = ch->call;
+    epx_api_choice_text_t piece = {
+        .idx = ch->idx, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes, .finish_reason = finish_reason};
+    if (c->req.logprobs) piece.logprobs = epx_logprobs_take(&ch->logprobs, c->http->cfg.tokenizer, c->req.is_chat, &ch->stream);
+    epx_status_t s = epx_api_write_chunk(&c->head, &piece, 0, &c->out);
+    json_decref(piece.logprobs);
+    epx_str_clear(&ch->text);
+    return s;
+}
+
 /* Text and end of a choice as events. */
 static epx_status_t write_events(epx_choice_t *ch) {
     epx_call_t *c = ch->call;
-    epx_api_choice_text_t piece = {.idx = ch->idx, .text = ""};
-    if (c->req.is_chat && !ch->role_sent) EPX_TRY(epx_api_write_chunk(&c->head, &piece, 1, &c->out));
+    epx_api_choice_text_t role = {.idx = ch->idx, .text = ""};
+    if (c->req.is_chat && !ch->role_sent) EPX_TRY(epx_api_write_chunk(&c->head, &role, 1, &c->out));
     ch->role_sent = 1;
-    if (ch->text.n_bytes > 0) {
-        piece.text = ch->text.data;
-        piece.n_bytes = ch->text.n_bytes;
-        EPX_TRY(epx_api_write_chunk(&c->head, &piece, 0, &c->out));
-        epx_str_clear(&ch->text);
-    }
-    if (!ch->done) return EPX_OK;
-    piece = (epx_api_choice_text_t){.idx = ch->idx, .text = "", .finish_reason = ch->finish_reason};
-    return epx_api_write_chunk(&c->head, &piece, 0, &c->out);
+    if (ch->text.n_bytes > 0) EPX_TRY(write_piece(ch, NULL));
+    return ch->done ? write_piece(ch, ch->finish_reason) : EPX_OK;
 }
 
 static void pump_choice(epx_choice_t *ch) {
@@ -97,7 +102,7 @@ static void pump_choice(epx_choice_t *ch) {
     else if (bad && !ch->done)
         fail_call(c, 503, "engine_failure",
                   news.finish == EPX_FINISH_ERROR ? news.error : "the request was cancelled by the engine");
-    free(news.tokens);
+    epx_tokens_free(news.tokens, news.n_tokens);
 }
 
 int epx_call_all_done(const epx_call_t *c) {

@@ -68,13 +68,20 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
         return epx_api_fail(err, 400, "invalid_value", c->req.is_chat ? "messages" : "prompt", "the input has no tokens");
     if (n_new == 0) n_new = c->req.is_chat || room < EPX_HTTP_COMPLETION_TOKENS ? room : EPX_HTTP_COMPLETION_TOKENS;
     if (n_new < 1 || n_new > room) return too_long(c, err, p->n_ids, (int32_t)n_new);
+    if (c->req.min_tokens > n_new)
+        return epx_api_fail(err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (here %d), got %d",
+                            (int)n_new, (int)c->req.min_tokens);
     *out = (epx_request_t){.prompt = p->ids,
                            .n_prompt = (int32_t)p->n_ids,
                            .max_new_tokens = (int32_t)n_new,
                            .sampling = c->req.sampling,
                            .ignore_eos = c->req.ignore_eos,
                            .stop_ids = c->req.stop_ids,
-                           .n_stop_ids = c->req.n_stop_ids};
+                           .n_stop_ids = c->req.n_stop_ids,
+                           .adjust = c->req.adjust,
+                           .min_new_tokens = c->req.min_tokens,
+                           .want_logprobs = c->req.logprobs,
+                           .n_top = c->req.n_top};
     out->sampling.seed = c->req.has_seed ? c->req.sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
     c->choices[idx].n_prompt = out->n_prompt;
     return EPX_OK;
@@ -114,10 +121,23 @@ static void give_back(epx_call_t *c, int n) {
     pthread_mutex_unlock(&c->http->lock);
 }
 
+/* The prompt is the beginning of every answer's text. Before the choice is submitted, so no other thread looks at it. */
+static epx_status_t echo_prompt(epx_call_t *c, int idx, epx_api_error_t *err) {
+    const epx_api_prompt_t *p = &c->req.prompts[idx / c->req.n];
+    epx_str_t raw = {0};
+    epx_status_t s = p->text ? epx_str_append(&raw, p->text, p->n_bytes)
+                             : epx_tokenizer_decode(c->http->cfg.tokenizer, p->ids, p->n_ids, 0, &raw);
+    if (s >= 0) s = epx_utf8_append_lossy(&c->choices[idx].text, epx_str_z(&raw), raw.n_bytes);
+    epx_str_fini(&raw);
+    if (s == EPX_ERR_ARG) return epx_api_fail(err, 400, "invalid_value", "prompt", "prompt: %s", epx_error_message());
+    return s < 0 ? epx_api_fail(err, 500, "internal_error", NULL, "%s", epx_error_message()) : EPX_OK;
+}
+
 epx_status_t epx_call_submit(epx_call_t *c, epx_api_error_t *err) {
     epx_request_t req;
     EPX_TRY(tokenize(c, err));
     for (int i = 0; i < c->n_choices; i++) EPX_TRY(make_request(c, i, &req, err));
+    for (int i = 0; c->req.echo && i < c->n_choices; i++) EPX_TRY(echo_prompt(c, i, err));
     EPX_TRY(admit(c, err));
     for (int i = 0; i < c->n_choices; i++) {
         epx_status_t s = make_request(c, i, &req, err);

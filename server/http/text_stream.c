@@ -55,6 +55,7 @@ static epx_status_t release(epx_text_stream_t *s, size_t n, epx_str_t *out) {
     if (n == 0) return EPX_OK;
     EPX_TRY(epx_utf8_append_lossy(out, s->held.data, n));
     s->held.n_bytes -= n;
+    s->n_out += n;
     memmove(s->held.data, s->held.data + n, s->held.n_bytes);
     return EPX_OK;
 }
@@ -63,6 +64,7 @@ epx_status_t epx_text_stream_push(epx_text_stream_t *s, const char *bytes, size_
     if (s->stopped || n_bytes == 0) return EPX_OK;
     size_t before = s->held.n_bytes;
     EPX_TRY(epx_str_append(&s->held, bytes, n_bytes));
+    s->n_in += n_bytes;
     for (size_t i = 0; i < n_bytes; i++) {
         size_t stop_bytes = feed(s, bytes[i]);
         if (stop_bytes == 0) continue;

@@ -22,7 +22,8 @@ typedef struct {
     epx_str_t held; /* bytes that came in and are not out yet */
     epx_text_stop_t stops[EPX_API_MAX_STOPS];
     int n_stops;
-    int stopped; /* a stop string was seen: further bytes are dropped */
+    size_t n_in, n_out; /* bytes pushed; of these, bytes that are text now */
+    int stopped;        /* a stop string was seen: further bytes are dropped */
 } epx_text_stream_t;
 
 /* s: zeroed. stops [n_stops], each 1..EPX_API_MAX_STOP_BYTES bytes, borrowed until epx_text_stream_fini. */

@@ -27,6 +27,9 @@ typedef struct {
     int mode, cancelled;
     int32_t *tokens;
     int32_t n_prompt, max_new, n_done, stop_ids[8], n_stop_ids;
+    int want_logprobs;
+    int32_t n_top;
+    epx_top_t top[EPX_SAMPLE_MAX_TOP];
 } play_t;
 
 struct epx_cluster {
@@ -58,13 +61,19 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     p->due_ns = epx_now_ns() + p->step_ns;
     p->tokens = malloc((size_t)req->n_prompt * sizeof *p->tokens);
     memcpy(p->tokens, req->prompt, (size_t)req->n_prompt * sizeof *p->tokens);
+    p->want_logprobs = req->want_logprobs;
+    p->n_top = req->n_top;
     p->n_stop_ids = req->n_stop_ids < 8 ? req->n_stop_ids : 8;
     for (int i = 0; i < p->n_stop_ids; i++) p->stop_ids[i] = req->stop_ids[i];
     *out_id = p->id;
-    printf("submit %llu prompt=%d max_new=%d temperature=%g top_p=%g top_k=%d min_p=%g seed=%llu ignore_eos=%d stop_ids=%d\n",
+    printf("submit %llu prompt=%d max_new=%d temperature=%g top_p=%g top_k=%d min_p=%g seed=%llu ignore_eos=%d stop_ids=%d ",
            (unsigned long long)p->id, req->n_prompt, req->max_new_tokens, (double)req->sampling.temperature,
            (double)req->sampling.top_p, req->sampling.top_k, (double)req->sampling.min_p, (unsigned long long)req->sampling.seed,
            req->ignore_eos, req->n_stop_ids);
+    printf("presence=%g frequency=%g repetition=%g min_new=%d bias=", (double)req->adjust.presence_penalty,
+           (double)req->adjust.frequency_penalty, (double)req->adjust.repetition_penalty, req->min_new_tokens);
+    for (int i = 0; i < req->adjust.n_bias; i++) printf("%d:%g,", req->adjust.bias[i].token, (double)req->adjust.bias[i].bias);
+    printf("\n");
     pthread_mutex_unlock(&c->lock);
     if (mode == SLOW_SUBMIT) usleep(50000); /* all events come before the caller knows the id */
     return EPX_OK;
@@ -93,6 +102,14 @@ static int is_stop_id(const play_t *p, int32_t token) {
     return 0;
 }
 
+/* Token t has logprob -(t % 8) / 8; the k-th of the most probable is (t + k) % 4080 with -k. */
+static void add_logprobs(play_t *p, epx_event_t *ev) {
+    ev->logprob = -(float)(ev->token % 8) / 8;
+    for (int32_t k = 0; k < p->n_top; k++) p->top[k] = (epx_top_t){(ev->token + k) % 4080, -(float)k};
+    ev->top = p->top;
+    ev->n_top = p->n_top;
+}
+
 /* The next event of a request that is due. */
 static epx_event_t next_event(play_t *p) {
     epx_event_t ev = {.id = p->id, .token = -1, .n_prompt = p->n_prompt};
@@ -109,13 +126,17 @@ static epx_event_t next_event(play_t *p) {
         if (is_stop_id(p, ev.token)) ev.finish = EPX_FINISH_STOP;
         else if (p->n_done == p->max_new || (p->n_done == p->n_prompt && p->mode != END_TOKEN)) ev.finish = EPX_FINISH_LENGTH;
     }
+    if (ev.token >= 0 && p->want_logprobs) add_logprobs(p, &ev);
     ev.n_generated = p->n_done;
     return ev;
 }
 
 static void step(epx_cluster_t *c, int i) {
     play_t *p = &c->live[i];
+    epx_top_t top[EPX_SAMPLE_MAX_TOP];
     epx_event_t ev = next_event(p);
+    memcpy(top, p->top, sizeof top); /* *p may be gone when the event is handed on */
+    ev.top = top;
     int died = p->mode == DIE_AFTER_3 && ev.finish == EPX_FINISH_ERROR;
     p->due_ns += p->step_ns;
     if (ev.finish != EPX_FINISH_NONE) {

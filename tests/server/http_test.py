@@ -139,6 +139,73 @@ def sampling_reaches_the_cluster():
     assert "seed=0 " not in line  # drawn
 
 
+def adjustments_reach_the_cluster():
+    S.drop_lines()
+    S.post("/v1/completions", comp("a", presence_penalty=1.5, frequency_penalty=-0.5, repetition_penalty=1.25, min_tokens=2,
+                                   logit_bias={"7": -100, "11": 2.5}))
+    assert S.wait_for(r"^submit .*").group(0).endswith("presence=1.5 frequency=-0.5 repetition=1.25 min_new=2 bias=7:-100,11:2.5,")
+    S.post("/v1/completions", comp("a"))
+    assert S.wait_for(r"^submit .*").group(0).endswith("presence=0 frequency=0 repetition=0 min_new=0 bias=")
+    expect_error(S.post("/v1/completions", {"model": "tiny", "prompt": "a", "min_tokens": 17}), 400, "at most max_tokens (here 16)", "min_tokens")
+
+
+def chat_entries(events):
+    return [t for e in events for c in e["choices"] if c["logprobs"] for t in c["logprobs"]["content"]]
+
+
+def logprobs_of_chat():
+    body = chat(logprobs=True, top_logprobs=3)
+    _, a = S.post("/v1/chat/completions", body)
+    c = a["choices"][0]
+    entries = c["logprobs"]["content"]
+    assert len(entries) == a["usage"]["completion_tokens"] and c["logprobs"]["refusal"] is None
+    special = [t for t in entries if t["token"] in ("<|im_start|>", "<|im_end|>")]
+    assert bytes(b for t in entries if t not in special for b in t["bytes"]).decode() == c["message"]["content"] and special
+    for t in entries:
+        assert set(t) == {"token", "logprob", "bytes", "top_logprobs"} and len(t["top_logprobs"]) == 3, t
+        assert -1 < t["logprob"] <= 0 and [x["logprob"] for x in t["top_logprobs"]] == [0, -1, -2]
+        assert t["top_logprobs"][0]["token"] == t["token"] or t in special
+        assert bytes(t["bytes"]).decode("utf-8", "replace") == t["token"]
+    for step in (0, 1):
+        _, events, done, _ = S.stream("/v1/chat/completions", dict(body, seed=step))
+        assert done and chat_entries(events) == entries
+    _, events, _, _ = S.stream("/v1/chat/completions", dict(body, seed=1, stop=["zz", "4 pears: \u00e9\u20acx"]))
+    assert chat_entries(events) == entries  # held text brings its logprobs when it comes
+    _, a = S.post("/v1/chat/completions", chat(logprobs=True))
+    assert a["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+    assert S.post("/v1/chat/completions", chat(logprobs=False))[1]["choices"][0]["logprobs"] is None
+
+
+def logprobs_of_completions():
+    _, a = S.post("/v1/completions", comp(logprobs=2))
+    l = a["choices"][0]["logprobs"]
+    n = a["usage"]["completion_tokens"]
+    assert [len(l[k]) for k in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [n] * 4
+    for t, o in zip(l["tokens"], l["text_offset"]):
+        assert TEXT[o:].startswith(t) or t.startswith("bytes:\\x"), (t, o)
+    assert any(t.startswith("bytes:\\x") for t in l["tokens"])  # parts of a character
+    assert all(t in top and len(top) >= 2 for t, top in zip(l["tokens"], l["top_logprobs"]))
+    _, events, _, _ = S.stream("/v1/completions", comp(logprobs=2, seed=1))
+    parts = [e["choices"][0]["logprobs"] for e in events if e["choices"][0]["logprobs"]]
+    assert {k: [x for p in parts for x in p[k]] for k in l} == l
+    _, a = S.post("/v1/completions", comp(logprobs=0, stop="apples"))
+    l = a["choices"][0]["logprobs"]
+    assert a["choices"][0]["text"] == "Hello world, 3 " and "".join(l["tokens"]) == "Hello world, 3 apples", l  # the last is in the text with its blank
+    assert l["top_logprobs"] == [{}] * len(l["tokens"])
+
+
+def echo():
+    _, a = S.post("/v1/completions", comp("one two", echo=True, n=2))
+    assert [c["text"] for c in a["choices"]] == ["one twoone two"] * 2
+    ids = [100, 200, 300]
+    _, b = S.post("/v1/completions", comp(ids))
+    _, a = S.post("/v1/completions", comp(ids, echo=True, max_tokens=3))
+    assert a["choices"][0]["text"] == 2 * b["choices"][0]["text"]
+    _, events, done, _ = S.stream("/v1/completions", comp("x y", echo=True, seed=2, stop="y"))
+    assert text_of(events) == "x yx " and done  # the prompt is not searched for stop strings
+    expect_error(S.post("/v1/completions", comp(echo=True, logprobs=1)), 400, "not supported together", "echo", "unsupported_parameter")
+
+
 def several_choices():
     S.drop_lines()
     _, a = S.post("/v1/completions", comp(["one two", "three"], n=2))
@@ -436,7 +503,8 @@ def stops_with_everything_ended():
 
 
 CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_in_stream, end_token_is_not_text, max_tokens_is_obeyed,
-         stop_strings, stop_string_cancels, stop_token_ids, sampling_reaches_the_cluster, several_choices,
+         stop_strings, stop_string_cancels, stop_token_ids, sampling_reaches_the_cluster, adjustments_reach_the_cluster,
+         logprobs_of_chat, logprobs_of_completions, echo, several_choices,
          events_before_the_id_is_known, models_and_health, paths_and_methods, content_types, bad_bodies_keep_the_connection,
          pipelined_requests, too_long_for_the_context, errors_before_the_stream, oversized_by_length, oversized_chunked, header_bounds,
          client_leaves_while_parked, client_leaves_between_tokens, client_resets, many_streams, slow_reader_loses_nothing, slow_clients,

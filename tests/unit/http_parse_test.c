@@ -78,15 +78,31 @@ static const struct {
     {0, "\"stream\":true,\"stream_options\":{\"chunk\":1}", 400, "stream_options", "stream_options.chunk: unknown"},
     {0, "\"stream\":true,\"stream_options\":{\"include_obfuscation\":true}", 400, "stream_options.include_obfuscation", "false"},
     {0, "\"user\":5", 400, "user", "string or null"},
-    {0, "\"echo\":true", 400, "echo", "not supported"},
+    {0, "\"echo\":1", 400, "echo", "true, false or null"},
+    {0, "\"echo\":true,\"logprobs\":1", 400, "echo", "not supported together with logprobs"},
     {0, "\"suffix\":\"x\"", 400, "suffix", "not supported"},
-    {0, "\"logprobs\":0", 400, "logprobs", "[null]"},
-    {1, "\"logprobs\":true", 400, "logprobs", "not supported"},
-    {1, "\"top_logprobs\":2", 400, "top_logprobs", "got 2"},
-    {0, "\"frequency_penalty\":0.5", 400, "frequency_penalty", "got 0.5"},
-    {0, "\"presence_penalty\":-1", 400, "presence_penalty", "not supported"},
-    {0, "\"repetition_penalty\":1.1", 400, "repetition_penalty", "not supported"},
-    {0, "\"logit_bias\":{\"5\":1}", 400, "logit_bias", "not supported"},
+    {0, "\"logprobs\":6", 400, "logprobs", "from 0 to 5, or null, got 6"},
+    {0, "\"logprobs\":-1", 400, "logprobs", "got -1"},
+    {0, "\"logprobs\":true", 400, "logprobs", "got true"},
+    {0, "\"top_logprobs\":1", 400, "top_logprobs", "unknown parameter"},
+    {1, "\"logprobs\":2", 400, "logprobs", "true, false or null"},
+    {1, "\"top_logprobs\":2", 400, "top_logprobs", "only allowed when logprobs is true"},
+    {1, "\"logprobs\":true,\"top_logprobs\":21", 400, "top_logprobs", "from 0 to 20, or null, got 21"},
+    {1, "\"logprobs\":true,\"top_logprobs\":-1", 400, "top_logprobs", "got -1"},
+    {0, "\"frequency_penalty\":2.5", 400, "frequency_penalty", "from -2 to 2, or null, got 2.5"},
+    {0, "\"frequency_penalty\":\"1\"", 400, "frequency_penalty", "got \"1\""},
+    {0, "\"presence_penalty\":-2.5", 400, "presence_penalty", "got -2.5"},
+    {0, "\"repetition_penalty\":0", 400, "repetition_penalty", "above 0 and at most 2"},
+    {0, "\"repetition_penalty\":3", 400, "repetition_penalty", "got 3"},
+    {0, "\"logit_bias\":[]", 400, "logit_bias", "an object"},
+    {0, "\"logit_bias\":{\"4083\":1}", 400, "logit_bias", "\"4083\" is not a token id from 0 to 4082"},
+    {0, "\"logit_bias\":{\"-1\":1}", 400, "logit_bias", "\"-1\" is not a token id"},
+    {0, "\"logit_bias\":{\"a\":1}", 400, "logit_bias", "\"a\" is not a token id"},
+    {0, "\"logit_bias\":{\"\":1}", 400, "logit_bias", "\"\" is not a token id"},
+    {0, "\"logit_bias\":{\"5\":101}", 400, "logit_bias", "from -100 to 100 for each token, got 101"},
+    {0, "\"logit_bias\":{\"5\":\"1\"}", 400, "logit_bias", "got \"1\""},
+    {0, "\"min_tokens\":-1", 400, "min_tokens", ">= 0, or null, got -1"},
+    {0, "\"min_tokens\":5,\"max_tokens\":4", 400, "min_tokens", "at most max_tokens (4), got 5"},
     {1, "\"response_format\":{\"type\":\"json_object\"}", 400, "response_format", "json_object"},
     {1, "\"tools\":[{\"type\":\"function\"}]", 400, "tools", "not supported"},
     {1, "\"tool_choice\":\"required\"", 400, "tool_choice", "got \"required\""},
@@ -249,6 +265,25 @@ static void test_defaults(void **state) {
     epx_api_request_fini(&r);
 }
 
+static void test_sampling_values(void **state) {
+    epx_api_request_t r =
+        accept(0, "\"presence_penalty\":-2,\"frequency_penalty\":1.5,\"repetition_penalty\":1.25,\"min_tokens\":3,"
+                  "\"logit_bias\":{\"7\":-100,\"4082\":0.5},\"logprobs\":5,\"max_tokens\":3");
+    (void)state;
+    assert_true(r.adjust.presence_penalty == -2 && r.adjust.frequency_penalty == 1.5f && r.adjust.repetition_penalty == 1.25f);
+    assert_int_equal(r.adjust.n_bias, 2);
+    assert_int_equal(r.adjust.bias[0].token, 7);
+    assert_true(r.adjust.bias[0].bias == -100 && r.adjust.bias[1].token == 4082 && r.adjust.bias[1].bias == 0.5f);
+    assert_true(r.min_tokens == 3 && r.logprobs && r.n_top == 5 && !r.echo);
+    epx_api_request_fini(&r);
+    r = accept(1, "\"logprobs\":true,\"top_logprobs\":20");
+    assert_true(r.logprobs && r.n_top == 20);
+    epx_api_request_fini(&r);
+    r = accept(0, "\"logprobs\":0,\"echo\":false");
+    assert_true(r.logprobs && r.n_top == 0);
+    epx_api_request_fini(&r);
+}
+
 static void test_values(void **state) {
     epx_api_request_t r =
         accept(0, "\"temperature\":0,\"top_p\":0.25,\"top_k\":-1,\"min_p\":0.5,\"seed\":-3,\"n\":8,\"best_of\":8,"
@@ -364,10 +399,16 @@ static void test_write_repairs_utf8(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refused_values),    cmocka_unit_test(test_zoo),      cmocka_unit_test(test_deep_nesting),
-        cmocka_unit_test(test_defaults),          cmocka_unit_test(test_values),   cmocka_unit_test(test_neutral_values),
-        cmocka_unit_test(test_prompt_forms),      cmocka_unit_test(test_messages), cmocka_unit_test(test_long_values_in_messages),
-        cmocka_unit_test(test_write_repairs_utf8)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused_values),
+                                       cmocka_unit_test(test_zoo),
+                                       cmocka_unit_test(test_deep_nesting),
+                                       cmocka_unit_test(test_defaults),
+                                       cmocka_unit_test(test_values),
+                                       cmocka_unit_test(test_neutral_values),
+                                       cmocka_unit_test(test_prompt_forms),
+                                       cmocka_unit_test(test_messages),
+                                       cmocka_unit_test(test_long_values_in_messages),
+                                       cmocka_unit_test(test_write_repairs_utf8),
+                                       cmocka_unit_test(test_sampling_values)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

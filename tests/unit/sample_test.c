@@ -250,8 +250,97 @@ static void test_stateless(void **state) {
     epx_sampler_destroy(s);
 }
 
+/* ---- changes before the draw, against a model that counts by searching ---- */
+
+static double adjusted(const epx_adjust_t *a, const float *logits, const int32_t *tokens, int n_prompt, int n, int32_t id) {
+    double l = (double)logits[id], rep = a->repetition_penalty == 0 ? 1.0 : (double)a->repetition_penalty;
+    int count = 0, occurs = 0;
+    for (int i = 0; i < n; i++) {
+        occurs |= tokens[i] == id;
+        count += tokens[i] == id && i >= n_prompt;
+    }
+    if (occurs) l = l > 0 ? l / rep : l * rep;
+    l -= (double)a->frequency_penalty * count;
+    if (count) l -= (double)a->presence_penalty;
+    for (int i = 0; i < a->n_bias; i++)
+        if (a->bias[i].token == id) l += (double)a->bias[i].bias;
+    return l;
+}
+
+static void check_adjust(epx_sampler_t *s, uint64_t key) {
+    enum { V = 50, N = 40 };
+    float logits[V];
+    int32_t tokens[N];
+    epx_bias_t bias[2] = {{(int32_t)(key % V), -100.0f}, {(int32_t)((key + 7) % V), 3.5f}};
+    int n_prompt = (int)(key % 20), n = n_prompt + (int)(key / 3 % 20);
+    epx_adjust_t a = {.presence_penalty = key & 1 ? 1.25f : 0.0f,
+                      .frequency_penalty = key & 2 ? -0.5f : 0.0f,
+                      .repetition_penalty = key & 4   ? 1.5f
+                                            : key & 8 ? 1.0f
+                                                      : 0.0f,
+                      .bias = bias,
+                      .n_bias = key & 16 ? 2 : 0};
+    random_logits(key, logits, V, 10.0f);
+    for (int i = 0; i < n; i++) tokens[i] = (int32_t)(epx_philox_u32(key + 99, (uint64_t)i) % 20);
+    float *out = epx_sampler_copy(s, logits);
+    epx_adjust_logits(s, &a, out, tokens, n_prompt, n);
+    for (int32_t id = 0; id < V; id++) {
+        double want = adjusted(&a, logits, tokens, n_prompt, n, id);
+        if (fabs((double)out[id] - want) > 1e-5 * (1 + fabs(want)))
+            fail_msg("key %d token %d: %g, expected %g", (int)key, id, (double)out[id], want);
+    }
+    assert_int_equal(epx_adjust_is_neutral(&a), !(key & 1) && !(key & 2) && !(key & 4) && !(key & 16));
+}
+
+static void test_adjust(void **state) {
+    epx_sampler_t *s;
+    (void)state;
+    assert_int_equal(epx_sampler_create(50, &s), EPX_OK);
+    for (uint64_t key = 0; key < 400; key++) check_adjust(s, key + 1000 * seed());
+    epx_sampler_destroy(s);
+}
+
+static void test_adjust_validate(void **state) {
+    epx_bias_t bias = {5, 1};
+    epx_adjust_t bad[] = {{.presence_penalty = 2.5f},        {.frequency_penalty = NAN},
+                          {.repetition_penalty = -1},        {.n_bias = -1},
+                          {.bias = &bias, .n_bias = 100000}, {.n_bias = 1}};
+    epx_adjust_t good = {.presence_penalty = -2, .frequency_penalty = 2, .bias = &bias, .n_bias = 1};
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) assert_int_equal(epx_adjust_validate(&bad[i], 6), EPX_ERR_ARG);
+    assert_int_equal(epx_adjust_validate(&good, 6), EPX_OK);
+    assert_int_equal(epx_adjust_validate(&good, 5), EPX_ERR_ARG); /* token 5 of 5 */
+    bias = (epx_bias_t){0, -101};
+    assert_int_equal(epx_adjust_validate(&good, 6), EPX_ERR_ARG);
+}
+
+static void test_logprobs(void **state) {
+    enum { V = 100, K = 20 };
+    float logits[V], logprob;
+    epx_top_t top[K];
+    epx_sampler_t *s;
+    double sum = 0;
+    (void)state;
+    assert_int_equal(epx_sampler_create(V, &s), EPX_OK);
+    random_logits(seed(), logits, V, 8.0f);
+    logits[3] = -INFINITY;
+    logits[10] = logits[11] = 4.5f; /* a tie at the top */
+    for (int i = 0; i < V; i++) sum += exp((double)logits[i]);
+    assert_int_equal(epx_logprobs(s, logits, 42, &logprob, K, top), K);
+    assert_true(fabs((double)logprob - ((double)logits[42] - log(sum))) < 1e-5);
+    for (int k = 0; k < K; k++) {
+        assert_int_equal(rank_of(logits, V, top[k].token), k);
+        assert_true(fabs((double)top[k].logprob - ((double)logits[top[k].token] - log(sum))) < 1e-5);
+    }
+    assert_true(top[0].token == 10 && top[1].token == 11);
+    assert_int_equal(epx_logprobs(s, logits, 3, &logprob, 0, NULL), 0);
+    assert_true(isinf(logprob) && logprob < 0);
+    epx_sampler_destroy(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_adjust),       cmocka_unit_test(test_adjust_validate),    cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_validate),     cmocka_unit_test(test_greedy_and_logprob), cmocka_unit_test(test_against_reference),
         cmocka_unit_test(test_distribution), cmocka_unit_test(test_stateless),          cmocka_unit_test(test_logprob),
     };

@@ -1,0 +1,44 @@
+/* The next token of one request: logits of the model, changed as the request asks, then the sampler. The thread of the rank. */
+#include <math.h>
+
+#include "engine/runtime/rank_internal.h"
+
+static int in_list(const int32_t *ids, int32_t n, int32_t id) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] == id) return 1;
+    return 0;
+}
+
+static int is_end(const epx_rank_t *r, const epx_rank_request_t *q, int32_t token) {
+    if (in_list(q->stop_ids, q->n_stop_ids, token)) return 1;
+    return !q->ignore_eos && in_list(r->gen.eos_ids, r->gen.n_eos, token);
+}
+
+static void ban(float *logits, const int32_t *ids, int32_t n, int32_t n_vocab) {
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] >= 0 && ids[i] < n_vocab) logits[ids[i]] = -INFINITY;
+}
+
+/* The logits to draw from: the model's own, or a changed copy. */
+static const float *change(epx_rank_t *r, const epx_seq_t *seq, const float *logits) {
+    const epx_rank_request_t *q = seq->user;
+    int is_early = seq->n_tokens - seq->n_prompt < q->min_new_tokens;
+    if (!is_early && epx_adjust_is_neutral(&q->adjust)) return logits;
+    float *own = epx_sampler_copy(r->sampler, logits);
+    epx_adjust_logits(r->sampler, &q->adjust, own, q->tokens, seq->n_prompt, seq->n_tokens);
+    if (is_early) {
+        ban(own, r->gen.eos_ids, r->gen.n_eos, r->info.vocab);
+        ban(own, q->stop_ids, q->n_stop_ids, r->info.vocab);
+    }
+    return own;
+}
+
+epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out) {
+    const epx_rank_request_t *q = seq->user;
+    const float *changed = change(r, seq, logits);
+    *out = (epx_rank_draw_t){.token = -1};
+    EPX_TRY(epx_sample(r->sampler, &q->sampling, changed, (uint64_t)(seq->n_tokens - seq->n_prompt), &out->token, NULL));
+    if (q->want_logprobs) out->n_top = epx_logprobs(r->sampler, logits, out->token, &out->logprob, q->n_top, out->top);
+    out->is_end = is_end(r, q, out->token);
+    return EPX_OK;
+}
