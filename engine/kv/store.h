@@ -1,5 +1,5 @@
 /* The keys and values themselves: per layer K and V pages of f32 in one anonymous mapping, touched only as pages are used.
- * And how many tokens fit into the memory that is free. One thread. */
+ * One thread. */
 #ifndef EPX_ENGINE_KV_STORE_H
 #define EPX_ENGINE_KV_STORE_H
 
@@ -24,10 +24,5 @@ void epx_kv_store_destroy(epx_kv_store_t *s);
 /* [n_layers], borrowed until destroy. */
 const epx_kv_layer_t *epx_kv_store_layers(const epx_kv_store_t *s);
 size_t epx_kv_store_bytes(const epx_kv_store_t *s);
-
-/* Memory that this process may still take: the smallest of MemAvailable and, for its cgroup and each parent, limit minus use
- * (file cache that can be dropped is not use). Reads /proc and /sys/fs/cgroup (v2, and the v1 memory controller); 0 when nothing
- * can be read. */
-uint64_t epx_memory_available(void);
 
 #endif

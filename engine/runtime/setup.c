@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/memory.h"
 #include "engine/runtime/rank_internal.h"
 
 enum { KV_SHARE_PERCENT = 40, KV_CONTEXT_CAP = 8192 };
@@ -86,7 +87,7 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
 /* Tokens of KV for this rank: as asked, when they fit into free memory; else enough for max_running requests of the context (at
  * most KV_CONTEXT_CAP each), but no more than the rank's share of KV_SHARE_PERCENT of free memory. */
 static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *out_tokens) {
-    uint64_t free_bytes = epx_memory_available();
+    uint64_t free_bytes = epx_memory_free_bytes();
     int64_t per_request = r->info.max_context < KV_CONTEXT_CAP ? r->info.max_context : KV_CONTEXT_CAP;
     int64_t tokens = r->cfg.max_total_tokens ? r->cfg.max_total_tokens : r->cfg.max_running * per_request;
     uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.tp;

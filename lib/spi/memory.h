@@ -1,4 +1,4 @@
-/* How much memory may still be used here, so that a slab that does not fit is refused before it is touched. Any thread. */
+/* A slab that does not fit is refused before it is touched. Any thread. */
 #ifndef EPX_SPI_MEMORY_H
 #define EPX_SPI_MEMORY_H
 
@@ -6,8 +6,6 @@
 
 #include "epx/epx_status.h"
 
-/* Least of: MemAvailable, and limit - use of every enclosing memory control group (v1 or v2). UINT64_MAX: unknown. */
-uint64_t epx_memory_free_bytes(void);
 /* EPX_OK when n_slabs * bytes fit, one slab also within RLIMIT_FSIZE (a larger memfd would raise SIGXFSZ).
  * EPX_ERR_NOMEM with bytes wanted and free. */
 epx_status_t epx_memory_check(uint64_t bytes, int n_slabs);

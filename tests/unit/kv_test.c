@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "base/philox.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/store.h"
@@ -79,7 +80,7 @@ static void test_store_layout(void **state) {
 
 static void test_memory(void **state) {
     (void)state;
-    uint64_t n = epx_memory_available();
+    uint64_t n = epx_memory_free_bytes();
     print_message("memory available: %llu bytes\n", (unsigned long long)n);
     assert_true(n > (1u << 20) && n < (uint64_t)1 << 50);
 }

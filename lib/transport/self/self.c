@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/memory.h"
 #include "base/status.h"
 #include "spi/memory.h"
 #include "spi/transport.h"

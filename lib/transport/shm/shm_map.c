@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/atomic.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "spi/memory.h"
 
