@@ -36,9 +36,9 @@ static void take_event(void *ctx, const epx_event_t *ev) {
 static epx_status_t render_chat(const epx_session_t *s, const char *text, epx_str_t *out) {
     json_t *messages;
     epx_status_t st;
-    if (s->chat_template == NULL) return epx_fail(EPX_ERR_NOT_FOUND, "--chat needs a chat template: %s", s->template_error);
+    if (s->chat_template == NULL) return epx_fail(EPX_ERR_NOT_FOUND, "it needs a chat template: %s", s->template_error);
     messages = json_pack("[{s:s, s:s}]", "role", "user", "content", text);
-    if (messages == NULL) return epx_fail(EPX_ERR_ARG, "--chat: the text is not valid UTF-8");
+    if (messages == NULL) return epx_fail(EPX_ERR_ARG, "the text is not valid UTF-8");
     st = epx_chat_template_render(s->chat_template, messages, 1, NULL, out);
     json_decref(messages);
     return st;
@@ -50,7 +50,7 @@ epx_status_t epx_answer_encode(const epx_session_t *s, const char *text, int as_
     epx_status_t st = as_chat ? render_chat(s, text, &full) : epx_str_append_z(&full, text);
     if (st >= 0) st = epx_tokenizer_encode(s->tokenizer, epx_str_z(&full), full.n_bytes, out_ids, &n);
     epx_str_fini(&full);
-    if (st < 0) return st;
+    if (st < 0) return epx_fail_context(st, as_chat ? "--chat" : "--prompt");
     if (n == 0) return epx_fail(EPX_ERR_ARG, "the prompt is empty: it has no token");
     if (n > INT32_MAX) return epx_fail(EPX_ERR_CAPACITY, "the prompt has %zu tokens", n);
     *out_n = (int32_t)n;
@@ -90,6 +90,16 @@ static int32_t wait_more(inbox_t *in, int32_t n_seen, epx_finish_t *out_finish) 
     return n;
 }
 
+/* A vocabulary of the model larger than the tokenizer's has ids without a text; they add nothing. */
+static epx_status_t append_tokens(const epx_session_t *s, const int32_t *ids, int32_t n, epx_str_t *text) {
+    for (int32_t i = 0; i < n; i++) {
+        size_t n_bytes = 0;
+        const char *bytes = epx_tokenizer_token_bytes(s->tokenizer, ids[i], &n_bytes);
+        if (bytes && !epx_tokenizer_is_special(s->tokenizer, ids[i])) EPX_TRY(epx_str_append(text, bytes, n_bytes));
+    }
+    return EPX_OK;
+}
+
 /* Until the request has ended. Tokens below n_tokens are not written again, so they are read without the lock. */
 static epx_status_t stream(const epx_session_t *s, inbox_t *in, FILE *out) {
     epx_finish_t finish = EPX_FINISH_NONE;
@@ -99,8 +109,7 @@ static epx_status_t stream(const epx_session_t *s, inbox_t *in, FILE *out) {
     while (finish == EPX_FINISH_NONE) {
         int32_t n = wait_more(in, seen, &finish);
         int hide_last = finish == EPX_FINISH_STOP && n > 0 && is_end_token(s, in->tokens[n - 1]);
-        if (st >= 0)
-            st = epx_tokenizer_decode(s->tokenizer, in->tokens + seen, (size_t)(n - seen - (n > seen && hide_last)), 1, &text);
+        if (st >= 0) st = append_tokens(s, in->tokens + seen, n - seen - (n > seen && hide_last), &text);
         if (st >= 0) st = write_text(&text, finish != EPX_FINISH_NONE, out);
         seen = n;
         if (st < 0) break;
@@ -137,7 +146,10 @@ epx_status_t epx_answer_run(epx_session_t *s, const int32_t *prompt, int32_t n_p
         .prompt = prompt, .n_prompt = n_prompt, .max_new_tokens = max_tokens ? max_tokens : room, .sampling = *sampling};
     inbox_t in = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .cap = req.max_new_tokens};
     epx_status_t st;
-    if (room < 1 || req.max_new_tokens > room)
+    if (room < 1)
+        return epx_fail(EPX_ERR_ARG, "the prompt has %d tokens, which leaves no room for an answer in a context of %d tokens",
+                        n_prompt, s->status.info.max_context);
+    if (req.max_new_tokens > room)
         return epx_fail(EPX_ERR_ARG, "the prompt has %d tokens and --max-tokens is %d; together at most %d (context length)",
                         n_prompt, max_tokens, s->status.info.max_context);
     in.tokens = calloc((size_t)in.cap, sizeof *in.tokens);

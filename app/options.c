@@ -127,7 +127,7 @@ static int in_range(const epx_option_t *o, double v) { return o->max < o->min ||
 static epx_status_t report_number(const parse_t *p, const epx_option_t *o, const char *value) {
     const char *kind = o->kind == EPX_OPTION_INT ? "integers" : "numbers";
     if (o->max < o->min) return epx_str_printf(p->problems, "--%s %s: not a number; legal values: %s\n", o->name, value, kind);
-    return epx_str_printf(p->problems, "--%s %s: legal values: %s from %.15g to %.15g\n", o->name, value, kind, o->min, o->max);
+    return epx_str_printf(p->problems, "--%s %s: legal values: %s from %.16g to %.16g\n", o->name, value, kind, o->min, o->max);
 }
 
 static epx_status_t set_int(const parse_t *p, const epx_option_t *o, const char *value) {

@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "engine/ops/ops.h"
+
 #define SERVE (1u << EPX_CMD_SERVE)
 #define GENERATE (1u << EPX_CMD_GENERATE)
 #define INFO (1u << EPX_CMD_INFO)
@@ -34,7 +36,7 @@ static const epx_option_t options[] = {
      "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
     {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL,
      NULL, "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
-    {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, 1024, NULL, NULL, ALL, "N",
+    {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, EPX_OPS_MAX_THREADS, NULL, NULL, ALL, "N",
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
     {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",
      "Requests that run at the same time over all DP ranks; each rank gets its share. Default: 64 a rank."},

@@ -6,6 +6,8 @@
 
 #include "app/settings.h"
 
+enum { MOST_PER_RANK = 65536 }; /* of the engine's step; epx_rank_check_config holds to it */
+
 static int is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
 static epx_status_t append_divisors(epx_str_t *out, int64_t n) {
@@ -56,11 +58,11 @@ static epx_status_t check_backend(const epx_settings_t *s, epx_str_t *out) {
     return EPX_OK;
 }
 
-/* Flags that SGLang counts over all DP ranks must leave every rank at least one. */
+/* Flags that SGLang counts over all DP ranks must leave every rank at least one, and no more than a rank takes. */
 static epx_status_t check_share(const char *flag, int64_t value, int64_t dp, epx_str_t *out) {
-    if (value && value < dp)
-        return epx_str_printf(out, "--%s %lld: it is shared by %d DP ranks; legal values: %d or more\n", flag, (long long)value,
-                              (int)dp, (int)dp);
+    if (value && (value < dp || value / dp > MOST_PER_RANK))
+        return epx_str_printf(out, "--%s %lld: it is shared by %d DP rank%s; legal values: %d to %d\n", flag, (long long)value,
+                              (int)dp, dp == 1 ? "" : "s", (int)dp, MOST_PER_RANK * (int)dp);
     return EPX_OK;
 }
 

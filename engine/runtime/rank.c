@@ -82,7 +82,7 @@ static epx_status_t make_plan(epx_rank_t *r) {
 
 static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
     if (r->cfg.max_context > mc->max_position)
-        return epx_fail(EPX_ERR_ARG, "max_context is %d, expected at most max_position_embeddings = %d", r->cfg.max_context,
+        return epx_fail(EPX_ERR_ARG, "context length %d: legal: 1 to max_position_embeddings, %d", r->cfg.max_context,
                         mc->max_position);
     r->info.max_context = r->cfg.max_context ? r->cfg.max_context : mc->max_position;
     r->info.n_ranks = r->cfg.tp;

@@ -79,6 +79,12 @@ def test_settings():
     r = expect(run("serve", "--tp", "3", "--dp", "2", "--ep", "5", "--port", "99999", "--bogus"), 2, "--tp-size 3", "--ep-size 5",
                "--port 99999", "--bogus", "--model-path is missing", "--enable-dp-attention")
     check(r.stdout == "", "standard output is empty", r.stdout)
+    ask = ("generate", "--model-path", TINY, "--prompt", "x")
+    expect(run(*ask, "--threads", "256"), 2, "--threads 256", "1 to 255")
+    expect(run(*ask, "--seed", "-1"), 2, "--seed -1", "0 to 9007199254740992")
+    for flag in ("--chunked-prefill-size", "--max-running-requests"):
+        expect(run(*ask, flag, "131074", *TWO), 2, f"{flag} 131074", "2 to 131072")
+    expect(run(*ask, "--context-length", "4097"), 1, "context length 4097", "max_position_embeddings, 4096")
 
 
 def test_commands():
@@ -184,7 +190,22 @@ def test_generate():
     check(run(*sample, "3").stdout == run(*sample, "3", *TWO).stdout, "the same seed gives the same text")
     check(len({run(*sample, str(i)).stdout for i in range(4)}) > 1, "another seed gives another text")
     expect(run(*ask, "--max-tokens", "100000"), 1, "--max-tokens is 100000", "4096")
-    expect(run("generate", "--model-path", REFERENCE, "--prompt", "x"), 1, "tokenizer.json")
+    expect(run(*ask, "--context-length", "5"), 1, "prompt has", "no room", "5 tokens")
+    expect(run("generate", "--model-path", REFERENCE, "--prompt", "x"), 1, "tokenizer.json", "No such file")
+    bad = ["generate", "--model-path", TINY, "--prompt", b"ab\xff"]
+    expect(run(*bad), 1, "--prompt: text: invalid UTF-8 at byte 2")
+    expect(run(*bad[:3], "--chat", b"\xff"), 1, "--chat: the text is not valid UTF-8")
+
+
+def test_padded_vocabulary():
+    """Ids of the model that the tokenizer does not know have no text, and end nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(os.path.join(TINY, name), os.path.join(folder, name))
+        change_config(vocab_size=65536)(folder)
+        r = expect(run("generate", "--model-path", folder, "--load-format", "dummy", "--prompt", "1+1=", "--max-tokens", "16",
+                       "--temperature", "1"), 0)
+        check("answer      16 tokens" in r.stderr, "16 tokens", r.stderr)
 
 
 def test_info():

@@ -114,7 +114,7 @@ static void test_validate(void **state) {
     check(EPX_CMD_SERVE, "--model-path / --ep 2", 1, "--ep-size 2", "with --tp-size 1: 1");
     check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx", 1, "--moe-a2a-backend pplx", "legal here: auto, none");
     check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2 --enable-dp-attention --chunked-prefill-size 1", 1,
-          "--chunked-prefill-size 1", "2 or more");
+          "--chunked-prefill-size 1", "2 to 131072");
     check(EPX_CMD_SERVE, "--model-path /no/such/dir", 1, "--model-path /no/such/dir: No such file", NULL);
     check(EPX_CMD_SERVE, "", 1, "--model-path is missing", NULL);
     check(EPX_CMD_GENERATE, "--model-path /", 1, "one of --prompt TEXT and --chat TEXT", NULL);
