@@ -8,7 +8,7 @@
  * group. Contracts are in docs/api.md, memory ordering and arithmetic in docs/protocol.md.
  *
  * Threads: different worlds, groups and plans may be used from different threads; one handle from one thread at a time,
- * except epx_plan_poll() and epx_plan_abort(), which may be called from any thread. */
+ * except epx_plan_poll() and epx_plan_abort(), which may be called from any thread until epx_plan_destroy() is. */
 #ifndef EPX_H
 #define EPX_H
 

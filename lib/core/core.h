@@ -19,6 +19,8 @@ struct epx_group {
     epx_peer_t *peers;   /* [n_ranks] in group order, owned */
     epx_net_t *net;      /* owned */
     epx_slab_t *ctl;     /* owned: records of epx_group_allgather() */
+    uint64_t *records;   /* owned, EPX_GROUP_RECORD_BYTES a rank: set-up calls gather here, so that none fails for lack of memory
+                            before it has taken part */
     uint64_t epoch;      /* of the last all-gather */
     uint64_t timeout_ns; /* of set-up calls */
     uint32_t lost;       /* an all-gather has failed */
@@ -60,14 +62,13 @@ epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io);
 
 /* ---- group.c ---- */
 
-/* All-gather of a record of any small size over the group (several epx_group_allgather() records). */
-epx_status_t epx_group_exchange(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all);
 /* All ranks learn whether all succeeded: returns `mine` if negative, else the first other rank's failure, else EPX_OK. */
 epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what);
 
 /* ---- config_hash.c ---- */
 
 enum { EPX_CONFIG_FIELDS = 24 };
+_Static_assert(EPX_CONFIG_FIELDS * 8 <= EPX_GROUP_RECORD_BYTES, "the fields of a config travel in one record");
 /* Every field of a config as one number each, for comparing over ranks. */
 void epx_config_fields(const epx_plan_config_t *cfg, uint64_t out_fields[EPX_CONFIG_FIELDS]);
 uint64_t epx_config_hash(const uint64_t fields[EPX_CONFIG_FIELDS]);

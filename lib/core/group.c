@@ -71,8 +71,9 @@ static epx_status_t new_group(const epx_world_t *w, const int *ranks, int n_rank
     epx_group_t *g = calloc(1, sizeof *g);
     int n = ranks == NULL ? w->boot.n_ranks : n_ranks;
     if (g != NULL) g->peers = calloc((size_t)n, sizeof *g->peers);
-    if (g == NULL || g->peers == NULL) {
-        free(g);
+    if (g != NULL) g->records = calloc((size_t)n, EPX_GROUP_RECORD_BYTES);
+    if (g == NULL || g->peers == NULL || g->records == NULL) {
+        epx_group_destroy(g);
         return epx_fail(EPX_ERR_NOMEM, "no memory for a group of %d ranks", n);
     }
     g->n_ranks = n;
@@ -177,6 +178,7 @@ void epx_group_destroy(epx_group_t *g) {
         t->slab_free(g->net, g->ctl);
         t->close(g->net);
     }
+    free(g->records);
     free(g->peers);
     free(g);
 }
@@ -268,28 +270,15 @@ epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_byte
     return allgather(g, mine, n_bytes, out_all, timeout_ns);
 }
 
-epx_status_t epx_group_exchange(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all) {
-    uint8_t *part = malloc((size_t)g->n_ranks * EPX_GROUP_RECORD_BYTES);
-    epx_status_t s = part == NULL ? epx_fail(EPX_ERR_NOMEM, "no memory for %d records", g->n_ranks) : EPX_OK;
-    for (size_t at = 0; s >= 0 && at < n_bytes; at += EPX_GROUP_RECORD_BYTES) {
-        size_t n = n_bytes - at < EPX_GROUP_RECORD_BYTES ? n_bytes - at : EPX_GROUP_RECORD_BYTES;
-        s = allgather(g, (const char *)mine + at, n, part, g->timeout_ns);
-        for (int r = 0; s >= 0 && r < g->n_ranks; r++)
-            memcpy((char *)out_all + (size_t)r * n_bytes + at, part + (size_t)r * n, n);
-    }
-    free(part);
-    return s;
-}
-
 /* What ranks tell each other after a step of set-up. */
 typedef struct {
     int32_t status;
     char message[EPX_GROUP_RECORD_BYTES - 4];
 } verdict_t;
+_Static_assert(sizeof(verdict_t) == EPX_GROUP_RECORD_BYTES, "verdict");
 
 epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what) {
-    verdict_t v = {mine, ""}, *all = calloc((size_t)g->n_ranks, sizeof *all);
-    if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d verdicts", g->n_ranks);
+    verdict_t v = {mine, ""}, *all = (verdict_t *)(void *)g->records;
     char own[sizeof v.message] = "";
     if (mine < 0) snprintf(own, sizeof own, "%.*s", (int)sizeof own - 1, epx_error_message());
     memcpy(v.message, own, sizeof own);
@@ -299,6 +288,5 @@ epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what
         if (all[r].status < 0)
             s = epx_fail((epx_status_t)all[r].status, "%s failed on rank %d: %.*s", what, r, (int)sizeof all[r].message - 1,
                          all[r].message);
-    free(all);
     return s;
 }

@@ -209,15 +209,13 @@ static const uint64_t *fields_of(const void *ctx, int rank) { return (const uint
 
 /* Ranks compare their configs; a rank's own error is more useful to it than the difference that it makes. */
 static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_status_t own, uint64_t *out_hash) {
-    uint64_t mine[EPX_CONFIG_FIELDS], *all = calloc((size_t)g->n_ranks, sizeof mine);
+    uint64_t mine[EPX_CONFIG_FIELDS];
     char own_message[512];
-    if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d configs", g->n_ranks);
     snprintf(own_message, sizeof own_message, "%.*s", (int)sizeof own_message - 1, epx_last_error());
     epx_config_fields(cfg, mine);
     *out_hash = epx_config_hash(mine);
-    epx_status_t s = epx_group_exchange(g, mine, sizeof mine, all);
-    if (s >= 0) s = epx_config_compare(fields_of, all, g->n_ranks);
-    free(all);
+    epx_status_t s = epx_group_allgather(g, mine, sizeof mine, g->records, g->timeout_ns);
+    if (s >= 0) s = epx_config_compare(fields_of, g->records, g->n_ranks);
     return own < 0 ? epx_fail(own, "%s", own_message) : s;
 }
 
