@@ -164,7 +164,7 @@ typedef struct {
     int align;                       /* CONTIGUOUS: rows of an expert are padded to this; >= 1 */
     epx_combine_t combine;
     int replicate;                   /* ranks that hold the same tokens (pplx's dp_size); 1: none */
-    int n_channels;                  /* exchanges in flight (micro-batches); 1 */
+    int n_channels;                  /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
     int n_blocks;                    /* GPU blocks per kernel; 0: chosen */
     int renormalize;                 /* masked peers: rescale the remaining weights; 0 */
     const char *backend;             /* "onesided", "collective", "ref"; NULL or "auto": chosen */

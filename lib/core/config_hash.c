@@ -20,11 +20,13 @@ static uint64_t fnv(uint64_t h, const void *data, size_t n) {
 }
 static const uint64_t FNV_BASIS = UINT64_C(14695981039346656037);
 
+enum { TABLE_UNREAD = 0, TABLE_DEFAULT = 1 };
+
 static uint64_t table_hash(const int *table, int n) {
-    return table == NULL || n < 0 || n > EPX_MAX_SLOTS ? 0 : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
+    return table == NULL ? TABLE_DEFAULT : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
 }
 
-void epx_config_fields(const epx_plan_config_t *c, uint64_t f[EPX_CONFIG_FIELDS]) {
+void epx_config_fields(const epx_plan_config_t *c, int with_tables, uint64_t f[EPX_CONFIG_FIELDS]) {
     const char *backend = c->backend == NULL ? "auto" : c->backend;
     int n_slots = c->n_slots == 0 ? c->n_experts : c->n_slots;
     uint64_t v[EPX_CONFIG_FIELDS] = {
@@ -33,8 +35,8 @@ void epx_config_fields(const epx_plan_config_t *c, uint64_t f[EPX_CONFIG_FIELDS]
         (uint64_t)c->top_k,
         (uint64_t)c->n_experts,
         (uint64_t)n_slots,
-        table_hash(c->slot_rank, n_slots),
-        table_hash(c->slot_expert, n_slots),
+        with_tables ? table_hash(c->slot_rank, n_slots) : TABLE_UNREAD,
+        with_tables ? table_hash(c->slot_expert, n_slots) : TABLE_UNREAD,
         c->placement_version,
         (uint64_t)c->token_dtype,
         (uint64_t)c->wire_dtype,
@@ -60,21 +62,31 @@ void epx_config_fields(const epx_plan_config_t *c, uint64_t f[EPX_CONFIG_FIELDS]
 
 uint64_t epx_config_hash(const uint64_t f[EPX_CONFIG_FIELDS]) { return fnv(FNV_BASIS, f, EPX_CONFIG_FIELDS * sizeof *f); }
 
-static epx_status_t mismatch(int i, int rank, uint64_t first, uint64_t other) {
+static int is_table(int i) { return strcmp(names[i], "slot_rank") == 0 || strcmp(names[i], "slot_expert") == 0; }
+
+/* Do two ranks agree in field i, as far as it is known? */
+static int same(int i, uint64_t a, uint64_t b) { return a == b || (is_table(i) && (a == TABLE_UNREAD || b == TABLE_UNREAD)); }
+
+static epx_status_t mismatch(int i, const int rank[2], const uint64_t value[2]) {
     if (strcmp(names[i], "backend") == 0)
-        return epx_fail(EPX_ERR_MISMATCH, "backend is \"%.8s\" on rank 0 and \"%.8s\" on rank %d", (const char *)&first,
-                        (const char *)&other, rank);
-    if (strcmp(names[i], "slot_rank") == 0 || strcmp(names[i], "slot_expert") == 0)
-        return epx_fail(EPX_ERR_MISMATCH, "%s tables differ: hash %016" PRIx64 " on rank 0 and %016" PRIx64 " on rank %d",
-                        names[i], first, other, rank);
-    return epx_fail(EPX_ERR_MISMATCH, "%s is %lld on rank 0 and %lld on rank %d", names[i], (long long)first, (long long)other,
-                    rank);
+        return epx_fail(EPX_ERR_MISMATCH, "backend is \"%.8s\" on rank %d and \"%.8s\" on rank %d", (const char *)&value[0],
+                        rank[0], (const char *)&value[1], rank[1]);
+    if (is_table(i))
+        return epx_fail(EPX_ERR_MISMATCH, "%s tables differ: hash %016" PRIx64 " on rank %d and %016" PRIx64 " on rank %d",
+                        names[i], value[0], rank[0], value[1], rank[1]);
+    return epx_fail(EPX_ERR_MISMATCH, "%s is %lld on rank %d and %lld on rank %d", names[i], (long long)value[0], rank[0],
+                    (long long)value[1], rank[1]);
 }
 
 epx_status_t epx_config_compare(const uint64_t *(*fields_of)(const void *ctx, int rank), const void *ctx, int n_ranks) {
-    const uint64_t *first = fields_of(ctx, 0);
-    for (int i = 0; i < EPX_CONFIG_FIELDS; i++)
-        for (int r = 1; r < n_ranks; r++)
-            if (fields_of(ctx, r)[i] != first[i]) return mismatch(i, r, first[i], fields_of(ctx, r)[i]);
+    int first = 0;
+    while (first < n_ranks && fields_of(ctx, first) == NULL) first++;
+    for (int i = 0; i < EPX_CONFIG_FIELDS; i++) {
+        for (int r = first + 1; r < n_ranks; r++) {
+            const uint64_t *f = fields_of(ctx, r);
+            if (f != NULL && !same(i, fields_of(ctx, first)[i], f[i]))
+                return mismatch(i, (const int[2]){first, r}, (const uint64_t[2]){fields_of(ctx, first)[i], f[i]});
+        }
+    }
     return EPX_OK;
 }

@@ -68,12 +68,13 @@ epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what
 /* ---- config_hash.c ---- */
 
 enum { EPX_CONFIG_FIELDS = 24 };
-_Static_assert(EPX_CONFIG_FIELDS * 8 <= EPX_GROUP_RECORD_BYTES, "the fields of a config travel in one record");
-/* Every field of a config as one number each, for comparing over ranks. */
-void epx_config_fields(const epx_plan_config_t *cfg, uint64_t out_fields[EPX_CONFIG_FIELDS]);
+_Static_assert(EPX_CONFIG_FIELDS * 8 + 8 <= EPX_GROUP_RECORD_BYTES, "the fields of a config travel in one record");
+/* Every field of a config as one number each, for comparing over ranks. with_tables 0: the two tables are not read, because
+ * their length has not been checked. */
+void epx_config_fields(const epx_plan_config_t *cfg, int with_tables, uint64_t out_fields[EPX_CONFIG_FIELDS]);
 uint64_t epx_config_hash(const uint64_t fields[EPX_CONFIG_FIELDS]);
 /* EPX_OK when all ranks gave the same; else EPX_ERR_MISMATCH naming the first field that differs, values and ranks.
- * fields_of(ctx, rank) gives a rank's array. */
+ * fields_of(ctx, rank) gives a rank's array, or NULL when that rank has none to compare. */
 epx_status_t epx_config_compare(const uint64_t *(*fields_of)(const void *ctx, int rank), const void *ctx, int n_ranks);
 
 /* ---- step.c ---- */

@@ -205,16 +205,26 @@ static epx_status_t prepare(epx_group_t *g, const epx_plan_config_t *cfg, epx_pl
     return g->net->transport->slab_check(g->net, z->layout.total_bytes, ranks_on_host(g));
 }
 
-static const uint64_t *fields_of(const void *ctx, int rank) { return (const uint64_t *)ctx + (size_t)rank * EPX_CONFIG_FIELDS; }
+/* What ranks compare at create. */
+typedef struct {
+    uint64_t has_config; /* 0: the rank gave no config that can be read */
+    uint64_t fields[EPX_CONFIG_FIELDS];
+} config_record_t;
 
-/* Ranks compare their configs; a rank's own error is more useful to it than the difference that it makes. */
+static const uint64_t *fields_of(const void *ctx, int rank) {
+    const config_record_t *r = (const config_record_t *)ctx + rank;
+    return r->has_config ? r->fields : NULL;
+}
+
+/* Ranks compare their configs; a rank's own error is more useful to it than the difference that it makes. cfg NULL: the rank has
+ * none to give. */
 static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_status_t own, uint64_t *out_hash) {
-    uint64_t mine[EPX_CONFIG_FIELDS];
+    config_record_t mine = {cfg != NULL, {0}};
     char own_message[512];
     snprintf(own_message, sizeof own_message, "%.*s", (int)sizeof own_message - 1, epx_last_error());
-    epx_config_fields(cfg, mine);
-    *out_hash = epx_config_hash(mine);
-    epx_status_t s = epx_group_allgather(g, mine, sizeof mine, g->records, g->timeout_ns);
+    if (cfg != NULL) epx_config_fields(cfg, own >= 0, mine.fields);
+    *out_hash = epx_config_hash(mine.fields);
+    epx_status_t s = epx_group_allgather(g, &mine, sizeof mine, g->records, g->timeout_ns);
     if (s >= 0) s = epx_config_compare(fields_of, g->records, g->n_ranks);
     return own < 0 ? epx_fail(own, "%s", own_message) : s;
 }
@@ -234,10 +244,12 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     sizes_t z;
     epx_plan_t *p = NULL;
     uint64_t hash = 0;
-    if (g == NULL || out_plan == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", g == NULL ? "group" : "out_plan");
-    EPX_TRY(check_config_pointer(cfg));
-    epx_status_t s = prepare(g, cfg, &c, &z);
-    EPX_TRY(epx_group_agree(g, compare(g, cfg, s, &hash), "plan check"));
+    if (g == NULL) return epx_fail(EPX_ERR_ARG, "group is NULL");
+    /* From here on the other ranks wait for this one: whatever is wrong here is told to them. */
+    epx_status_t s = out_plan == NULL ? epx_fail(EPX_ERR_ARG, "out_plan is NULL") : check_config_pointer(cfg);
+    const epx_plan_config_t *readable = s < 0 ? NULL : cfg;
+    if (s >= 0) s = prepare(g, cfg, &c, &z);
+    EPX_TRY(epx_group_agree(g, compare(g, readable, s, &hash), "plan check"));
     s = new_plan(g, &c, &z, &p);
     if (s >= 0) s = g->net->transport->slab_alloc(g->net, z.layout.total_bytes, &p->slab);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan memory"), err_plan);

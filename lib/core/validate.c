@@ -52,7 +52,6 @@ static epx_status_t check_built(const epx_plan_config_t *c) {
     EPX_TRY(only_int("align", c->align, 1));
     EPX_TRY(only_int("scale_block", c->scale_block, 128));
     EPX_TRY(only_int("replicate", c->replicate, 1));
-    EPX_TRY(only_int("n_channels", c->n_channels, 1));
     EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
     EPX_TRY(only_int("renormalize", c->renormalize, 0));
     if (c->n_slots != 0 && c->n_slots != c->n_experts) {

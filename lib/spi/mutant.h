@@ -16,7 +16,8 @@
  * | off_by_one_expert    | rows go to the next local expert                                                           |
  * | list_unordered       | lists start with the rows of the own rank instead of rank 0                                |
  * | wrong_epoch_parity   | epx_group_allgather uses one record buffer instead of two                                  |
- * | hash_skips_field     | top_k is not compared over ranks at create                                                 | */
+ * | hash_skips_field     | top_k is not compared over ranks at create                                                 |
+ * | channels_share_rows  | combine rows of every channel go to the region of channel 0                                | */
 #ifndef EPX_SPI_MUTANT_H
 #define EPX_SPI_MUTANT_H
 

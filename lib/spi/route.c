@@ -7,13 +7,13 @@
 
 static void clear_stamps(uint64_t *stamp, int n) { memset(stamp, 0, (size_t)n * sizeof *stamp); }
 
-uint64_t epx_route_count_sent(epx_plan_t *p, const int32_t *ids, int n_tokens, uint64_t *rows) {
-    uint64_t *stamp = p->channels[0].routes.stamp, remote = 0;
+uint64_t epx_route_count_sent(epx_plan_t *p, const epx_io_t *io, uint64_t *rows) {
+    uint64_t *stamp = p->channels[io->channel].routes.stamp, remote = 0;
     int k_max = p->cfg.top_k;
     clear_stamps(stamp, p->n_ranks);
-    for (int t = 0; t < n_tokens; t++) {
+    for (int t = 0; t < io->n_tokens; t++) {
         for (int k = 0; k < k_max; k++) {
-            int32_t id = ids[(size_t)t * (size_t)k_max + (size_t)k];
+            int32_t id = io->ids[(size_t)t * (size_t)k_max + (size_t)k];
             if (id < 0) continue;
             int r = p->expert_rank[id];
             if (stamp[r] == (uint64_t)t + 1) continue;

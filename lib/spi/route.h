@@ -5,9 +5,8 @@
 
 #include "spi/a2a.h"
 
-/* (token, rank) rows that these ids send to each rank, added to rows[W]; stamp [>= W] is scratch. Returns their sum over
- * the other ranks. */
-uint64_t epx_route_count_sent(epx_plan_t *p, const int32_t *ids, int n_tokens, uint64_t *rows);
+/* (token, rank) rows that io->ids send to each rank, added to rows[W]. Returns their sum over the other ranks. */
+uint64_t epx_route_count_sent(epx_plan_t *p, const epx_io_t *io, uint64_t *rows);
 /* From routes.ids/weights/n_tokens: entries, entry_k, expert_off, row_of; adds to rows_received. */
 void epx_route_build(epx_plan_t *p, epx_channel_t *ch);
 /* Fill ch->lists from routes (after epx_route_build() and row_base/scale_base). */

@@ -15,6 +15,7 @@ quick() {
     echo "matrix threads pairwise 6"
     echo "groups threads group_allgather"
     echo "refuse mismatch_names_the_field"
+    echo "channels threads"
     echo "faults threads timeout_names_phase_and_peer"
 }
 

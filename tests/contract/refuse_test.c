@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "tests/harness/components.h"
 #include "tests/harness/exchange.h"
 
@@ -103,7 +104,7 @@ static const int seven_slots[7] = {0, 1, 0, 1, 0, 1, 0};
     ROW(EPX_ERR_UNSUPPORTED, "scale_layout", "col", cfg->scale_layout = EPX_SCALE_COL_MAJOR)               \
     ROW(EPX_ERR_UNSUPPORTED, "scale_block", "64", cfg->scale_block = 64)                                   \
     ROW(EPX_ERR_UNSUPPORTED, "align", "2", cfg->align = 2)                                                 \
-    ROW(EPX_ERR_UNSUPPORTED, "n_channels", "2", cfg->n_channels = 2)                                       \
+    ROW(EPX_ERR_ARG, "n_channels", "65", cfg->n_channels = 65)                                             \
     ROW(EPX_ERR_UNSUPPORTED, "n_blocks", "1", cfg->n_blocks = 1)                                           \
     ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "bytes", cfg->token_dtype = EPX_BYTES)                         \
     ROW(EPX_ERR_ARG, "combine_dtype", "bytes",                                                             \
@@ -274,6 +275,35 @@ static int body_one_bad(th_rank_t *r) {
     if (still_works(r, &b) != 0) return -1;
     teardown(&b);
     return 0;
+}
+
+/* One rank gives no config at all, or none that can be read: nobody waits for it. */
+static int body_one_without(th_rank_t *r) {
+    bench_t b;
+    epx_plan_config_t cfg;
+    epx_plan_t *p = NULL;
+    static const int short_table[1] = {0};
+    if (setup_plan(r, &b) != 0) return -1;
+    for (int how = 0; how < 4; how++) {
+        int odd = r->rank == 1;
+        th_plan_config(&b.c, &cfg);
+        if (odd && how == 1) cfg.size = 4;
+        if (odd && how == 3) cfg.n_slots = 1 << 30, cfg.slot_rank = short_table; /* refused before the table is read */
+        uint64_t start = epx_now_ns();
+        epx_status_t s = epx_plan_create(b.g, odd && how == 0 ? NULL : &cfg, odd && how == 2 ? NULL : &p);
+        TH_CHECK(r, s == (how == 3 && !odd ? EPX_ERR_MISMATCH : EPX_ERR_ARG), "%d: status %d: %s", how, (int)s, epx_last_error());
+        TH_CHECK(r, odd || strstr(epx_last_error(), "rank 1"), "%d: the message does not name the rank: %s", how,
+                 epx_last_error());
+        TH_CHECK(r, p == NULL && epx_now_ns() - start < 5000000000u, "%d: too late, or a handle was written", how);
+    }
+    if (still_works(r, &b) != 0) return -1;
+    teardown(&b);
+    return 0;
+}
+
+static void one_rank_without_a_config(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(TH_THREADS, 3, body_one_without, NULL, 20, NULL), 0);
 }
 
 static void one_rank_with_a_bad_config(void **state) {
@@ -546,6 +576,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(expert_without_slot),
         cmocka_unit_test(mismatch_names_the_field),
         cmocka_unit_test(one_rank_with_a_bad_config),
+        cmocka_unit_test(one_rank_without_a_config),
         cmocka_unit_test(world_fields),
         cmocka_unit_test(null_handles),
         cmocka_unit_test(io_fields),

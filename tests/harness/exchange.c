@@ -12,6 +12,7 @@ struct th_open {
     th_expect_t want;
     epx_io_t io;
     int rank, n_local, row_cap;
+    uint64_t seed;
     size_t row_bytes, scale_row; /* wire row; floats per row of scales */
     unsigned char *out_x;        /* dispatch output of EXPERT_MAJOR */
     float *out_scale;
@@ -50,6 +51,7 @@ void th_plan_config(const th_case_t *c, epx_plan_config_t *out_cfg) {
     out_cfg->layout = s->layout;
     out_cfg->combine = s->mode;
     out_cfg->backend = c->backend;
+    out_cfg->n_channels = c->n_channels ? c->n_channels : 1;
     const char *ms = getenv("EPX_CONTRACT_TIMEOUT_MS"); /* the planted mistakes wait in vain: a short wait saves time */
     uint64_t usual = ms ? strtoull(ms, NULL, 10) * 1000000u : 20000000000u;
     out_cfg->timeout_ns = c->timeout_ns ? c->timeout_ns : usual;
@@ -112,10 +114,11 @@ static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     const th_shape_t *s = &c->shape;
     const th_batch_t *b = &o->batches[o->rank];
     epx_io_init(&o->io);
+    o->io.channel = c->channel;
     o->io.x = b->x;
     if (c->opts & TH_REGISTERED) {
         void *in = NULL;
-        TH_OK(r, epx_plan_input(p, 0, &in));
+        TH_OK(r, epx_plan_input(p, c->channel, &in));
         TH_CHECK(r, (uintptr_t)in % 64 == 0, "registered input %p is not 64-byte aligned", in);
         memcpy(in, b->x, (size_t)b->n_tokens * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token));
         o->io.x = in;
@@ -151,7 +154,7 @@ static int check_lists(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_
     const th_expect_t *w = &o->want;
     epx_lists_t l;
     memset(&l, 0, sizeof l);
-    TH_OK(r, epx_plan_lists(p, 0, &l));
+    TH_OK(r, epx_plan_lists(p, c->channel, &l));
     TH_CHECK(r, l.n_local_experts == w->n_local, "%d local experts, wanted %d", l.n_local_experts, w->n_local);
     for (int e = 0; e <= w->n_local; e++)
         TH_CHECK(r, l.expert_off[e] == w->expert_off[e], "expert_off[%d] is %d, wanted %d", e, l.expert_off[e], w->expert_off[e]);
@@ -217,20 +220,22 @@ static int check_result(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
     return 0;
 }
 
-static int do_dispatch(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, uint64_t seed) {
-    maybe_sleep(c, o->rank, seed, 0);
-    if (c->opts & TH_HALVES) {
-        TH_OK(r, epx_dispatch_send(p, &o->io));
-        maybe_sleep(c, o->rank, seed, 1);
-        TH_OK(r, epx_dispatch_recv(p, &o->io));
-    } else {
-        TH_OK(r, epx_dispatch(p, &o->io));
-    }
-    maybe_sleep(c, o->rank, seed, 2);
+static int do_send(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    maybe_sleep(c, o->rank, o->seed, 0);
+    if (c->opts & TH_HALVES) TH_OK(r, epx_dispatch_send(p, &o->io));
     return 0;
 }
 
-int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out) {
+static int do_recv(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    maybe_sleep(c, o->rank, o->seed, 1);
+    if (c->opts & TH_HALVES) TH_OK(r, epx_dispatch_recv(p, &o->io));
+    else TH_OK(r, epx_dispatch(p, &o->io));
+    maybe_sleep(c, o->rank, o->seed, 2);
+    if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_expert_major(r, c, o)) return -1;
+    return check_counts(r, c, o);
+}
+
+int th_step_begin(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out) {
     char text[256];
     th_note(r, "%s, %s, step seed %llu", th_case_text(c, text, sizeof text), th_kind_name(kind), (unsigned long long)seed);
     epx_plan_info_t info = {.size = sizeof info};
@@ -238,6 +243,7 @@ int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_k
     th_open_t *o = calloc(1, sizeof *o);
     if (!o) return th_fail(r, "no memory for a step");
     o->rank = rank;
+    o->seed = seed;
     if (th_batches_make(&c->shape, kind, seed, o->batches) != 0) goto err_memory;
     if (th_oracle(&c->shape, o->batches, rank, (c->opts & TH_ADD) != 0, &o->want) != 0) goto err_memory;
     o->n_local = info.n_local_experts;
@@ -248,9 +254,7 @@ int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_k
         goto err_open;
     }
     open_buffers(c, o);
-    if (fill_io(r, p, c, o) != 0 || do_dispatch(r, p, c, o, seed) != 0) goto err_open;
-    if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_expert_major(r, c, o)) goto err_open;
-    if (check_counts(r, c, o) != 0) goto err_open;
+    if (fill_io(r, p, c, o) != 0 || do_send(r, p, c, o) != 0) goto err_open;
     *out = o;
     return 0;
 err_memory:
@@ -260,33 +264,59 @@ err_open:
     return -1;
 }
 
-static int do_combine(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
-    epx_io_t io;
-    epx_io_init(&io);
-    io.x = o->y;
-    io.out_x = o->result;
-    io.add = c->opts & TH_ADD ? o->batches[o->rank].add : NULL;
-    io.n_tokens = o->batches[o->rank].n_tokens;
-    if (c->opts & TH_HALVES) {
-        TH_OK(r, epx_combine_send(p, &io));
+static void fill_combine(const th_case_t *c, th_open_t *o) {
+    epx_io_init(&o->io);
+    o->io.channel = c->channel;
+    o->io.x = o->y;
+    o->io.out_x = o->result;
+    o->io.add = c->opts & TH_ADD ? o->batches[o->rank].add : NULL;
+    o->io.n_tokens = o->batches[o->rank].n_tokens;
+}
+
+int th_step_half(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, int half) {
+    if (half == 1) return do_recv(r, p, c, o);
+    if (half == 2) {
+        fill_combine(c, o);
+        TH_OK(r, epx_combine_send(p, &o->io));
         memset(o->y, POISON, o->y_bytes); /* borrowed during combine_send only */
-        maybe_sleep(c, o->rank, c->seed, 3);
-        TH_OK(r, epx_combine_recv(p, &io));
-    } else {
-        TH_OK(r, epx_combine(p, &io));
+        maybe_sleep(c, o->rank, o->seed, 3);
+        return 0;
     }
+    TH_OK(r, epx_combine_recv(p, &o->io));
     return check_result(r, c, o);
 }
 
-int th_step_close(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, th_tally_t *tally) {
-    int rc = do_combine(r, p, c, o);
-    for (int q = 0; rc == 0 && q < c->shape.n_ranks; q++) {
+int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out) {
+    th_open_t *o = NULL;
+    if (th_step_begin(r, p, c, rank, kind, seed, &o) != 0) return -1;
+    if (do_recv(r, p, c, o) == 0) {
+        *out = o;
+        return 0;
+    }
+    open_free(c, o);
+    return -1;
+}
+
+void th_step_end(const th_case_t *c, th_open_t *o, th_tally_t *tally) {
+    for (int q = 0; q < c->shape.n_ranks; q++) {
         tally->rows_sent[q] += o->want.rows_sent[q];
         tally->rows_received[q] += o->want.rows_received[q];
     }
     tally->n_steps++;
     open_free(c, o);
-    return rc;
+}
+
+static int do_combine(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    if (c->opts & TH_HALVES) return th_step_half(r, p, c, o, 2) || th_step_half(r, p, c, o, 3);
+    fill_combine(c, o);
+    TH_OK(r, epx_combine(p, &o->io));
+    return check_result(r, c, o);
+}
+
+int th_step_close(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, th_tally_t *tally) {
+    int rc = do_combine(r, p, c, o);
+    th_step_end(c, o, tally);
+    return rc ? -1 : 0;
 }
 
 int th_step(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_tally_t *tally) {

@@ -19,6 +19,7 @@ typedef struct {
     const char *backend;
     th_shape_t shape;
     unsigned opts;
+    int n_channels, channel; /* 0 channels: 1; which one the steps use */
     int n_steps;
     uint64_t seed;
     uint64_t timeout_ns; /* 0: EPX_CONTRACT_TIMEOUT_MS of the environment, or 20 s */
@@ -38,6 +39,11 @@ int th_step(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t
 typedef struct th_open th_open_t;
 int th_step_open(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out);
 int th_step_close(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, th_tally_t *tally);
+/* The four halves on their own (c->opts must have TH_HALVES), so that steps of several channels interleave: begin, then
+ * th_step_half() 1 (dispatch_recv), 2 (combine_send), 3 (combine_recv), then end, also after a failure. */
+int th_step_begin(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_kind_t kind, uint64_t seed, th_open_t **out);
+int th_step_half(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, int half);
+void th_step_end(const th_case_t *c, th_open_t *o, th_tally_t *tally);
 /* Compare epx_plan_stats() and epx_plan_info() with what was counted. */
 int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tally_t *tally);
 /* Plan create must be refused here with EPX_ERR_UNSUPPORTED, naming the backend and the reason `why`. */

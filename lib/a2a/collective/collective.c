@@ -40,7 +40,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
         if (scales) memcpy(gathered_scales(p, io->channel, dst, p->rank), epx_exchange_scales(p, io->channel, p->rank), scales);
     }
     epx_exchange_flag_dispatch(p, io->channel);
-    (void)epx_route_count_sent(p, io->ids, io->n_tokens, p->rows_sent);
+    (void)epx_route_count_sent(p, io, p->rows_sent);
     p->dispatch_bytes += (uint64_t)(p->n_ranks - 1) * (rows + scales + (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8 + 8);
     return EPX_OK;
 }

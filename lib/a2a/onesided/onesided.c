@@ -28,8 +28,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     for (int i = 1; i <= p->n_ranks; i++) epx_exchange_push_routing(p, io->channel, (p->rank + i) % p->n_ranks, io);
     epx_exchange_stage(p, io->channel, io);
     if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_dispatch(p, io->channel);
-    p->dispatch_bytes +=
-        epx_route_count_sent(p, io->ids, io->n_tokens, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
+    p->dispatch_bytes += epx_route_count_sent(p, io, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
     return EPX_OK;
 }
 
