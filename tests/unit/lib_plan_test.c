@@ -1,5 +1,5 @@
 /* Plans from inside and outside on one rank: layout regions, every refusal of validate.c, placement, order of calls, ids,
- * capacity, bytes, abort, components. Exchange results are tested elsewhere. */
+ * capacity, bytes, abort, components, waits. Exchange results are tested elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -339,6 +339,51 @@ static void worlds_and_components(void **state) {
     assert_int_equal(n, 9);
 }
 
+/* ---- waits ---- */
+
+typedef struct {
+    epx_slab_head_t head;
+    uint64_t word;
+} small_slab_t;
+
+static small_slab_t data_slabs[2], ctl_slabs[2];
+static int says_last_word;
+
+/* Called inside a wait, before it looks whether the peer has left: the peer does so just then. */
+static int peer_leaves(epx_net_t *net) {
+    (void)net;
+    if (says_last_word) epx_store_release_u64(&data_slabs[0].word, 1);
+    epx_store_release_u32(&ctl_slabs[1].head.left, 1);
+    return -1;
+}
+
+/* What rank 0's wait for rank 1 returns when rank 1 leaves during it; *out_aborted: rank 1's slab was aborted. */
+static epx_status_t wait_while_leaving(int last_word, int *out_aborted) {
+    epx_transport_t transport = {.name = "none", .dead_rank = peer_leaves};
+    epx_peer_t peers[2] = {{.pid = 1}, {.pid = 2}};
+    char *bases[2] = {(char *)&data_slabs[0], (char *)&data_slabs[1]},
+         *ctl_bases[2] = {(char *)&ctl_slabs[0], (char *)&ctl_slabs[1]};
+    epx_slab_t slab = {0, 2, sizeof(small_slab_t), bases}, ctl = {0, 2, sizeof(small_slab_t), ctl_bases};
+    epx_net_t net = {&transport, 0, 2, peers, 0, &ctl};
+    epx_wait_t w = {&net, &slab, "all-gather", 1, UINT64_C(2000000000), NULL};
+    memset(data_slabs, 0, sizeof data_slabs);
+    memset(ctl_slabs, 0, sizeof ctl_slabs);
+    says_last_word = last_word;
+    epx_status_t s = epx_wait_ge(&w, 1, offsetof(small_slab_t, word), 1);
+    *out_aborted = data_slabs[1].head.abort_word != 0;
+    return s;
+}
+
+static void leaving_after_the_last_word_is_no_loss(void **state) {
+    (void)state;
+    int aborted;
+    assert_int_equal(wait_while_leaving(1, &aborted), EPX_OK);
+    assert_false(aborted);
+    assert_int_equal(wait_while_leaving(0, &aborted), EPX_ERR_PEER);
+    assert_true(aborted);
+    assert_non_null(strstr(epx_last_error(), "rank 1 (pid 2) has left the group"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(regions_do_not_overlap),
@@ -352,6 +397,7 @@ int main(void) {
         cmocka_unit_test(abort_ends_the_plan),
         cmocka_unit_test(groups),
         cmocka_unit_test(worlds_and_components),
+        cmocka_unit_test(leaving_after_the_last_word_is_no_loss),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
