@@ -55,7 +55,8 @@ EPX_API void epx_set_log(epx_log_fn fn, void *ctx);
 typedef struct {
     uint32_t size;       /* sizeof(epx_world_config_t), set by epx_world_config_init() */
     int rank, n_ranks;   /* -1: take from the bootstrap */
-    const char *bootstrap; /* "self" (one rank), or NULL with the two callbacks; "tcp:HOST:PORT", "env", "file:PATH" later */
+    const char *bootstrap; /* NULL with the two callbacks; "self" (one rank); "tcp:HOST:PORT" (rank 0 listens there, rank and
+                              n_ranks are given, EPX_JOIN_TOKEN is the shared secret); "env" (a launcher's variables) */
     /* Every rank gives n_bytes (at most a few hundred); out_all receives n_ranks * n_bytes in rank order. EPX_OK or a negative
      * status. Called by world and group creation only. */
     epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
@@ -68,10 +69,11 @@ typedef struct {
 /* Defaults: rank and n_ranks -1, everything else zero. */
 EPX_API void epx_world_config_init(epx_world_config_t *cfg);
 /* Meet the other ranks.
- * Collective over all ranks: one all-gather. *cfg and its strings are borrowed during the call only; ctx until
- * epx_world_destroy().
+ * Collective over all ranks: one all-gather, after the ranks of "tcp" and "env" have joined. *cfg and its strings are borrowed
+ * during the call only; ctx until epx_world_destroy().
  * Returns EPX_ERR_ARG, _UNSUPPORTED (a name that is not built), EPX_ERR_MISMATCH on all ranks when n_ranks or transports
- * differ, or the failure of another rank with its message. *out_world is written on success only; owned by the caller. */
+ * differ, or the failure of another rank with its message; with "tcp" and "env" also _TIMEOUT naming the missing ranks,
+ * _MISMATCH (token, size, a rank that joined twice), _PEER. *out_world is written on success only; owned by the caller. */
 EPX_API epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world);
 /* -1 and 0 for NULL. */
 EPX_API int epx_world_rank(const epx_world_t *w);

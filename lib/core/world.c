@@ -105,9 +105,12 @@ epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_w
         return epx_fail(EPX_ERR_ARG, "cfg->size is %u; legal: %zu, set by epx_world_config_init()", cfg->size, sizeof *cfg);
     EPX_TRY(epx_boot_open(cfg, &boot));
     epx_world_t *w = calloc(1, sizeof *w);
-    if (w == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for a world");
+    if (w == NULL) {
+        epx_boot_close(&boot);
+        return epx_fail(EPX_ERR_NOMEM, "no memory for a world");
+    }
     w->boot = boot;
-    w->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : UINT64_C(30000000000);
+    w->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : EPX_BOOT_TIMEOUT_NS;
     w->peers = calloc((size_t)boot.n_ranks, sizeof *w->peers);
     if (cfg->transports != NULL) w->transports = strdup(cfg->transports);
     if (w->peers == NULL || (cfg->transports != NULL && w->transports == NULL)) {
@@ -128,6 +131,7 @@ int epx_world_size(const epx_world_t *w) { return w == NULL ? 0 : w->boot.n_rank
 
 void epx_world_destroy(epx_world_t *w) {
     if (w == NULL) return;
+    epx_boot_close(&w->boot);
     free(w->transports);
     free(w->peers);
     free(w);
