@@ -23,7 +23,11 @@ typedef struct {
 } launcher_t;
 
 static const launcher_t launchers[] = {
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL,
+    {"Open MPI",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     NULL,
      {"OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"}},
     {"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL, {"PMI_JOBID", "PMIX_NAMESPACE", "SLURM_JOB_ID"}},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", NULL, "SLURM_NNODES", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID"}},
@@ -71,7 +75,8 @@ static int job_port(const launcher_t *l) {
         known |= text != NULL;
         for (; text != NULL && *text != '\0'; text++) h = (h ^ (uint8_t)*text) * UINT64_C(1099511628211);
     }
-    if (!known) h = (h ^ (uint64_t)getppid()) * UINT64_C(1099511628211); /* Hydra: the proxy that started the ranks of this host */
+    if (!known)
+        h = (h ^ (uint64_t)getppid()) * UINT64_C(1099511628211); /* Hydra: the proxy that started the ranks of this host */
     h ^= h >> 32;
     return FIRST_PORT + (int)(h % N_PORTS);
 }
@@ -117,8 +122,10 @@ static epx_status_t find_address(const launcher_t *l, epx_boot_env_t *e) {
     else if (e->one_host) snprintf(e->address, sizeof e->address, "127.0.0.1:%d", job_port(l));
     else if (host_of_rank_0(l, host, sizeof host)) snprintf(e->address, sizeof e->address, "%s:%d", host, job_port(l));
     else
-        return epx_fail(EPX_ERR_ARG, "bootstrap env: the %d ranks are on several hosts and %s does not say where rank 0 is; set "
-                                     "EPX_INIT_ADDR to HOST:PORT, an address of rank 0's host", e->n_ranks, l->name);
+        return epx_fail(EPX_ERR_ARG,
+                        "bootstrap env: the %d ranks are on several hosts and %s does not say where rank 0 is; set "
+                        "EPX_INIT_ADDR to HOST:PORT, an address of rank 0's host",
+                        e->n_ranks, l->name);
     return EPX_OK;
 }
 

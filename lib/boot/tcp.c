@@ -38,7 +38,7 @@ typedef struct {
     uint64_t magic, seq, n_bytes;
     int32_t status;
     uint32_t pad;
-    char message[MESSAGE_BYTES]; /* when status < 0 */
+    char message[MESSAGE_BYTES];   /* when status < 0 */
     uint8_t mac[EPX_SHA256_BYTES]; /* of the first frame */
 } frame_t;
 
@@ -241,7 +241,8 @@ static epx_status_t join(tcp_t *t) {
         s = tcp_recv(t->fds[0], &c, sizeof c, deadline);
     }
     if (s < 0) return epx_fail_context(s, "tcp bootstrap: rank %d at %s", t->rank, t->address.text);
-    if (c.magic != MAGIC) return epx_fail(EPX_ERR_FORMAT, "tcp bootstrap: who answers at %s is not rank 0 of epx", t->address.text);
+    if (c.magic != MAGIC)
+        return epx_fail(EPX_ERR_FORMAT, "tcp bootstrap: who answers at %s is not rank 0 of epx", t->address.text);
     prove("join", c.nonce, j.nonce, t->rank, t->n_ranks, 0, j.mac);
     s = tcp_send(t->fds[0], &j, sizeof j, deadline);
     deadline += t->timeout_ns / 8; /* rank 0 tells who is missing a little later */
@@ -333,8 +334,10 @@ static epx_status_t check(const tcp_address_t *a, int rank, int n_ranks) {
     if (rank < 0 || rank >= n_ranks)
         return epx_fail(EPX_ERR_ARG, "rank is %d with bootstrap tcp; legal: 0 to n_ranks - 1 = %d", rank, n_ranks - 1);
     if (!tcp_is_loopback(a) && (token == NULL || token[0] == '\0'))
-        return epx_fail(EPX_ERR_ARG, "EPX_JOIN_TOKEN is not set; it must be, to the same secret on all ranks, where %s is not a "
-                                     "loopback address", a->text);
+        return epx_fail(EPX_ERR_ARG,
+                        "EPX_JOIN_TOKEN is not set; it must be, to the same secret on all ranks, where %s is not a "
+                        "loopback address",
+                        a->text);
     return EPX_OK;
 }
 

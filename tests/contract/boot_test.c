@@ -53,10 +53,10 @@ static int says(const char *const *words) {
         if (strstr(epx_last_error(), words[i]) == NULL) return 0;
     return 1;
 }
-#define SAYS(r, ...)                                                                        \
-    do {                                                                                    \
-        const char *const words_[] = {__VA_ARGS__, NULL};                                   \
-        TH_CHECK(r, says(words_), "the message does not name it: %s", epx_last_error());    \
+#define SAYS(r, ...)                                                                     \
+    do {                                                                                 \
+        const char *const words_[] = {__VA_ARGS__, NULL};                                \
+        TH_CHECK(r, says(words_), "the message does not name it: %s", epx_last_error()); \
     } while (0)
 
 static void run(int n_ranks, th_fn_t fn) {
@@ -255,9 +255,8 @@ static void a_rank_that_leaves_is_named(void **state) {
 /* ---- addresses ---- */
 
 static int body_addresses(th_rank_t *r) {
-    static const char *const bad[] = {"tcp:",         "tcp:localhost",   "tcp::80",      "tcp:localhost:0",
-                                      "tcp:h:65536",  "tcp:h:12x",       "tcp:::1:80",   "tcp:h: 1",
-                                      "tcp:h:-1",     "tcp:no.such.host.invalid:80"};
+    static const char *const bad[] = {"tcp:",      "tcp:localhost", "tcp::80",  "tcp:localhost:0", "tcp:h:65536",
+                                      "tcp:h:12x", "tcp:::1:80",    "tcp:h: 1", "tcp:h:-1",        "tcp:no.such.host.invalid:80"};
     epx_world_config_t c;
     epx_world_t *w = NULL;
     unsetenv("EPX_JOIN_TOKEN");
@@ -285,11 +284,11 @@ static void addresses_are_checked(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_join_and_exchange),     cmocka_unit_test(strangers_do_not_stop_it),
-        cmocka_unit_test(another_token_is_refused),    cmocka_unit_test(another_size_ends_it),
+        cmocka_unit_test(ranks_join_and_exchange),         cmocka_unit_test(strangers_do_not_stop_it),
+        cmocka_unit_test(another_token_is_refused),        cmocka_unit_test(another_size_ends_it),
         cmocka_unit_test(a_rank_that_joins_twice_ends_it), cmocka_unit_test(ranks_must_be_given),
-        cmocka_unit_test(missing_ranks_are_named),     cmocka_unit_test(no_rank_0_is_named),
-        cmocka_unit_test(a_rank_that_leaves_is_named), cmocka_unit_test(addresses_are_checked),
+        cmocka_unit_test(missing_ranks_are_named),         cmocka_unit_test(no_rank_0_is_named),
+        cmocka_unit_test(a_rank_that_leaves_is_named),     cmocka_unit_test(addresses_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

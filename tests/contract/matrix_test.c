@@ -1,6 +1,8 @@
 /* The contract matrix: every backend x transport x dtype x layout x combine mode x W, each through the whole edge set of
  * routings, against the oracle bit for bit.
  * Usage: contract_matrix self | threads | processes [pairwise [STEPS]]
+ *        contract_matrix remote BOOTSTRAP RANK N_RANKS [STEPS]: one rank of several that are started by hand or by a launcher
+ *        (RANK and N_RANKS -1: by the bootstrap); pairwise cases.
  * pairwise: only a set of cases in which every pair of values occurs (for the sanitizers and the planted mistakes). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,7 +58,9 @@ typedef struct {
     int n_backends, n_steps, n_cases;
     const char *backends[TH_MAX_COMPONENTS];
     th_tuple_t cases[MAX_CASES];
-    int w, backend; /* of the present launch; indices */
+    int w, backend;        /* of the present launch; indices */
+    const char *bootstrap; /* of a rank that was started elsewhere, else NULL */
+    epx_world_t *world;    /* of such a rank */
 } matrix_t;
 
 /* Where the experts lie: even, scattered over the ranks, or scattered with the slots in another order. */
@@ -100,11 +104,24 @@ static int run_cases(th_rank_t *r, epx_group_t *g, const matrix_t *m) {
     return 0;
 }
 
+static int in_world(th_rank_t *r, const matrix_t *m, epx_world_t *w) {
+    epx_group_t *g = NULL;
+    TH_CHECK(r, epx_world_rank(w) == r->rank && epx_world_size(w) == r->n_ranks, "world says rank %d of %d", epx_world_rank(w),
+             epx_world_size(w));
+    TH_OK(r, epx_group_create(w, NULL, 0, -1, &g));
+    epx_group_caps_t caps = {.size = sizeof caps};
+    TH_OK(r, epx_group_caps(g, &caps));
+    TH_CHECK(r, m->transport == NULL || strcmp(caps.transport, m->transport) == 0, "transport %s, wanted %s", caps.transport,
+             m->transport);
+    int rc = run_cases(r, g, m);
+    epx_group_destroy(g);
+    return rc;
+}
+
 static int rank_body(th_rank_t *r) {
     const matrix_t *m = r->arg;
     epx_world_config_t cfg;
     epx_world_t *w = NULL;
-    epx_group_t *g = NULL;
     th_world_config(r, m->transport, &cfg);
     if (strcmp(m->transport, "self") == 0) {
         epx_world_config_init(&cfg);
@@ -113,14 +130,7 @@ static int rank_body(th_rank_t *r) {
     }
     th_note(r, "%s, world and group of %d", m->transport, r->n_ranks);
     TH_OK(r, epx_world_create(&cfg, &w));
-    TH_CHECK(r, epx_world_rank(w) == r->rank && epx_world_size(w) == r->n_ranks, "world says rank %d of %d", epx_world_rank(w),
-             epx_world_size(w));
-    TH_OK(r, epx_group_create(w, NULL, 0, -1, &g));
-    epx_group_caps_t caps = {.size = sizeof caps};
-    TH_OK(r, epx_group_caps(g, &caps));
-    TH_CHECK(r, strcmp(caps.transport, m->transport) == 0, "transport %s, wanted %s", caps.transport, m->transport);
-    int rc = run_cases(r, g, m);
-    epx_group_destroy(g);
+    int rc = in_world(r, m, w);
     epx_world_destroy(w);
     return rc;
 }
@@ -159,6 +169,36 @@ static int run_matrix(matrix_t *m, int max_w) {
     return n_bad;
 }
 
+static int remote_body(th_rank_t *r) {
+    const matrix_t *m = r->arg;
+    return in_world(r, m, m->world);
+}
+
+/* One rank of a world that is made by name; transport and W are what it finds. */
+static int run_remote(matrix_t *m, int rank, int n_ranks) {
+    epx_world_config_t cfg;
+    int sizes[N_DIMS] = {1, m->n_backends, N_DTYPES, N_LAYOUTS, N_COMBINES, N_SHAPES, N_OPTS}, bad = 0;
+    epx_world_config_init(&cfg);
+    cfg.bootstrap = m->bootstrap;
+    cfg.rank = rank;
+    cfg.n_ranks = n_ranks;
+    if (epx_world_create(&cfg, &m->world) != EPX_OK) {
+        fprintf(stderr, "rank %d of %d: %s\n", rank, n_ranks, epx_last_error());
+        return 1;
+    }
+    n_ranks = epx_world_size(m->world);
+    m->n_cases = th_pairwise(N_DIMS, sizes, m->cases, MAX_CASES);
+    while (m->w < N_W && w_values[m->w] != n_ranks) m->w++;
+    if (m->w == N_W) return fprintf(stderr, "%d ranks are not in the matrix\n", n_ranks), 1;
+    for (int i = 0; i < m->n_cases; i++) m->cases[i].v[DIM_W] = m->w;
+    for (m->backend = 0; m->backend < m->n_backends && !bad; m->backend++)
+        bad = th_run_alone(epx_world_rank(m->world), n_ranks, remote_body, m);
+    printf("rank %d of %d: %d cases of %d exchanges, %s\n", epx_world_rank(m->world), n_ranks, m->n_cases, m->n_steps,
+           bad ? "failed" : "all right");
+    epx_world_destroy(m->world);
+    return bad;
+}
+
 int main(int argc, char **argv) {
     static matrix_t m;
     const char *transports[TH_MAX_COMPONENTS], *kind = argc > 1 ? argv[1] : "threads";
@@ -167,6 +207,12 @@ int main(int argc, char **argv) {
     m.mode = strcmp(kind, "processes") == 0 ? TH_PROCESSES : TH_THREADS;
     m.n_backends = th_components("backend", m.backends);
     m.n_steps = argc > 3 ? atoi(argv[3]) : TH_N_KINDS;
+    if (strcmp(kind, "remote") == 0 && argc > 4) {
+        m.mode = TH_PROCESSES;
+        m.bootstrap = argv[2];
+        m.n_steps = argc > 5 ? atoi(argv[5]) : TH_N_KINDS;
+        return run_remote(&m, atoi(argv[3]), atoi(argv[4]));
+    }
     th_print_seed();
     for (int i = 0; i < n_transports; i++) {
         int max_w = want_self ? 1 : N_W;

@@ -274,3 +274,19 @@ int th_launch(th_mode_t mode, int n_ranks, th_fn_t fn, void *arg, unsigned timeo
     free(l);
     return n_bad;
 }
+
+int th_run_alone(int rank, int n_ranks, th_fn_t fn, void *arg) {
+    launch_t *l = calloc(1, sizeof *l);
+    th_meet_t *meet = calloc(1, sizeof *meet);
+    if (!l || !meet || n_ranks > TH_MAX_RANKS || rank < 0 || rank >= n_ranks) {
+        fprintf(stderr, "th_run_alone: no memory, or rank %d of %d\n", rank, n_ranks);
+        _exit(HUNG_EXIT_CODE);
+    }
+    *l = (launch_t){.mode = TH_PROCESSES, .n_ranks = n_ranks, .fn = fn, .meet = meet};
+    th_rank_t r = {.rank = rank, .n_ranks = n_ranks, .mode = TH_PROCESSES, .arg = arg, .meet = meet};
+    int rc = fn(&r);
+    if (rc != 0) report(l, rank, "failed");
+    free(meet);
+    free(l);
+    return rc != 0;
+}

@@ -49,6 +49,9 @@ typedef int (*th_fn_t)(th_rank_t *r);
  * out_outcome  [n_ranks] or NULL
  * Returns the number of ranks that did not pass. */
 int th_launch(th_mode_t mode, int n_ranks, th_fn_t fn, void *arg, unsigned timeout_s, th_outcome_t *out_outcome);
+/* Run fn as one rank in this process; the other ranks are started elsewhere, so th_barrier(), th_allgather() and th_words() do
+ * not reach them. Prints the message; returns 0 or 1. */
+int th_run_alone(int rank, int n_ranks, th_fn_t fn, void *arg);
 const char *th_mode_name(th_mode_t mode);
 
 /* Store the message of this rank (the first one wins) and return -1. */

@@ -8,14 +8,27 @@
 
 #include <cmocka.h>
 
-#include "boot/env.h"
+#include "lib/boot/env.h"
 #include "epx/epx.h"
 
 static void clear(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                        "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE",
-                                        "MPI_LOCALNRANKS", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS",
-                                        "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST",
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK",
+                                        "OMPI_COMM_WORLD_SIZE",
+                                        "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                        "OMPI_MCA_orte_hnp_uri",
+                                        "OMPI_MCA_ess_base_jobid",
+                                        "PMIX_NAMESPACE",
+                                        "PMI_RANK",
+                                        "PMI_SIZE",
+                                        "MPI_LOCALNRANKS",
+                                        "PMI_JOBID",
+                                        "SLURM_JOB_ID",
+                                        "SLURM_PROCID",
+                                        "SLURM_NTASKS",
+                                        "SLURM_NNODES",
+                                        "SLURM_STEP_ID",
+                                        "SLURM_STEP_NODELIST",
+                                        "SLURM_JOB_NODELIST",
                                         "EPX_INIT_ADDR"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) unsetenv(names[i]);
 }
@@ -141,8 +154,11 @@ static void config_and_launcher_agree(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_launcher), cmocka_unit_test(open_mpi), cmocka_unit_test(pmi),
-        cmocka_unit_test(slurm),       cmocka_unit_test(config_and_launcher_agree),
+        cmocka_unit_test(no_launcher),
+        cmocka_unit_test(open_mpi),
+        cmocka_unit_test(pmi),
+        cmocka_unit_test(slurm),
+        cmocka_unit_test(config_and_launcher_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,8 +42,9 @@ static void macs_of_rfc_4231(void **state) {
     (void)state;
     static uint8_t key[131], data[50], counting[25];
     const char *large = "Test Using Larger Than Block-Size Key - Hash Key First";
-    const char *larger = "This is a test using a larger than block-size key and a larger than block-size data. The key needs to be "
-                         "hashed before being used by the HMAC algorithm.";
+    const char *larger =
+        "This is a test using a larger than block-size key and a larger than block-size data. The key needs to be "
+        "hashed before being used by the HMAC algorithm.";
     for (int i = 0; i < 25; i++) counting[i] = (uint8_t)(i + 1);
     const struct {
         const void *key;
