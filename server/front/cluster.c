@@ -127,6 +127,7 @@ static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, in
     EPX_TRY_GOTO(s, epx_live_add(&c->live, &entry), done);
     c->next_id++;
     c->ranks[rank].n_live++;
+    if (c->live.n == 1) wake_reader(c); /* from now on something is expected of the ranks */
     *out_id = entry.id;
     epx_cluster_send(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
     c->wake_seq++;

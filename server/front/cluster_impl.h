@@ -28,6 +28,7 @@ typedef struct {
     epx_str_t boot_blob;
     int boot_waits; /* gave its blob and waits for the others */
     double progress;
+    int n_seen_stopped; /* looks in a row that found the process stopped by a signal */
 } epx_front_rank_t;
 
 struct epx_cluster {
@@ -48,6 +49,7 @@ struct epx_cluster {
     uint64_t suspect_deadline; /* 0: none; else when `suspicion` counts, if the root cause was not found by then */
     epx_status_t suspect_status;
     char suspicion[EPX_FAILURE_BYTES];
+    uint64_t watch_at;      /* when to look for stopped processes next; 0: nobody waits for a rank */
     uint64_t kill_deadline; /* L; 0: none; else when the remaining processes get SIGKILL */
 };
 
@@ -74,6 +76,9 @@ void epx_cluster_suspect(epx_cluster_t *c, epx_status_t status, const char *text
 void epx_cluster_process_ended(epx_cluster_t *c, int rank);
 /* Act on deadlines that have passed. */
 void epx_cluster_check_deadlines(epx_cluster_t *c);
+/* Call after every round. While something is expected of the ranks, a process that a signal has stopped for longer than a wait
+ * for a peer may take is a loss: during the start, and with one rank, no peer would notice. */
+void epx_cluster_watch_stopped(epx_cluster_t *c);
 /* End every live request with an error. */
 void epx_cluster_end_live(epx_cluster_t *c, const char *why);
 

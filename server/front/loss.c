@@ -6,8 +6,12 @@
 #include "server/front/cluster_impl.h"
 #include "server/front/wire.h"
 
-#define SUSPECT_NS 300000000u /* well below the second in which a death must be named */
-#define LEAVE_NS 1000000000u  /* the others find the loss themselves; after this they are killed */
+#define SUSPECT_NS 300000000u        /* well below the second in which a death must be named */
+#define LEAVE_NS 1000000000u         /* the others find the loss themselves; after this they are killed */
+#define WATCH_NS 1000000000u         /* between looks for stopped processes */
+#define DEFAULT_WAIT_NS 10000000000u /* of epx_rank_config_t.timeout_ns */
+
+enum { MOST_WAIT_S = 3600 };
 
 void epx_cluster_end_live(epx_cluster_t *c, const char *why) {
     epx_live_table_t ended;
@@ -91,4 +95,28 @@ void epx_cluster_check_deadlines(epx_cluster_t *c) {
     if (late) c->kill_deadline = 0;
     pthread_mutex_unlock(&c->lock);
     for (int r = 0; late && r < c->n_ranks; r++) epx_process_kill(&c->ranks[r].process);
+}
+
+/* Looks are counted, not time: after the terminal's Ctrl-Z and fg the front itself has been stopped as long as the ranks. */
+static void look_at_rank(epx_cluster_t *c, int rank, int most_looks) {
+    epx_front_rank_t *r = &c->ranks[rank];
+    char text[EPX_FAILURE_BYTES];
+    r->n_seen_stopped = epx_process_is_stopped(&r->process) ? r->n_seen_stopped + 1 : 0;
+    if (r->n_seen_stopped <= most_looks) return;
+    snprintf(text, sizeof text, "rank %d (process %d) has been stopped by a signal (SIGSTOP) for %d s", rank, r->pid, most_looks);
+    epx_cluster_fail(c, EPX_ERR_TIMEOUT, text);
+}
+
+void epx_cluster_watch_stopped(epx_cluster_t *c) {
+    uint64_t now = epx_now_ns(), wait_s = (c->cfg.rank.timeout_ns ? c->cfg.rank.timeout_ns : DEFAULT_WAIT_NS) / WATCH_NS;
+    int expecting, most_looks = wait_s < MOST_WAIT_S ? (int)wait_s + 1 : MOST_WAIT_S;
+    pthread_mutex_lock(&c->lock);
+    expecting = c->state == EPX_CLUSTER_STARTING || (c->state == EPX_CLUSTER_SERVING && c->live.n > 0);
+    pthread_mutex_unlock(&c->lock);
+    if (expecting && now < c->watch_at) return;
+    for (int r = 0; r < c->n_ranks; r++) {
+        if (!expecting) c->ranks[r].n_seen_stopped = 0;
+        else look_at_rank(c, r, most_looks);
+    }
+    c->watch_at = expecting ? now + WATCH_NS : 0;
 }

@@ -65,6 +65,7 @@ static int timeout_ms(epx_cluster_t *c) {
     kill_at = c->kill_deadline;
     pthread_mutex_unlock(&c->lock);
     if (kill_at && (next == 0 || kill_at < next)) next = kill_at;
+    if (c->watch_at && (next == 0 || c->watch_at < next)) next = c->watch_at;
     if (next == 0) return -1;
     return next <= now ? 0 : (int)((next - now) / 1000000u) + 1;
 }
@@ -113,10 +114,12 @@ void *epx_cluster_reader_main(void *cluster) {
     epx_cluster_t *c = cluster;
     poll_set_t set;
     start_all(c);
+    epx_cluster_watch_stopped(c);
     while (!finished(c)) {
         fill_poll_set(c, &set);
         if (poll(set.fds, (nfds_t)set.n, timeout_ms(c)) > 0) serve_round(c, &set);
         epx_cluster_check_deadlines(c);
+        epx_cluster_watch_stopped(c);
     }
     epx_cluster_end_live(c, "the ranks were stopped");
     return NULL;

@@ -102,6 +102,11 @@ int epx_process_reap(epx_process_t *p, char *out_how, size_t n_bytes) {
     return 1;
 }
 
+int epx_process_is_stopped(const epx_process_t *p) {
+    siginfo_t si = {0};
+    return p->pid && waitid(P_PID, (id_t)p->pid, &si, WSTOPPED | WNOHANG | WNOWAIT) == 0 && si.si_pid != 0;
+}
+
 void epx_process_kill(epx_process_t *p) {
     if (p->pid) syscall(SYS_pidfd_send_signal, p->pidfd, SIGKILL, NULL, 0);
 }

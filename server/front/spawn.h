@@ -21,6 +21,8 @@ epx_status_t epx_process_spawn(const char *program, epx_process_t *out_p);
 /* If the process has ended: reap it, close its pidfd, write "was killed by signal 9 (SIGKILL)" or the like and return 1.
  * Else 0. Does not block. */
 int epx_process_reap(epx_process_t *p, char *out_how, size_t n_bytes);
+/* 1 while a signal such as SIGSTOP holds the process. A process held by a debugger does not count. */
+int epx_process_is_stopped(const epx_process_t *p);
 /* SIGKILL; nothing when it was reaped. */
 void epx_process_kill(epx_process_t *p);
 /* Called by a worker at its start: die with the front, ignore the terminal's signals, which the front handles for all.

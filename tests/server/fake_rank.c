@@ -3,8 +3,10 @@
  *   "fake"        2 ms a step            "fake:slow"   20 ms a step
  *   "fake:refuse" rank 1 fails to start  "fake:crash"  rank 1 ends in create without a word
  *   "fake:stuck"  a step with work never returns       "fake:uneven" ranks give bootstrap blobs of different size
+ *   "fake:halt"   rank 1 stops itself with SIGSTOP in create
  *   "fake:lost"   rank 0 reports a lost peer in its first step with work
  * It checks the front's side of rank.h: a step of an idle rank without a wake is an internal error. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +59,7 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     epx_rank_t *r;
     if (is(cfg, "fake:refuse") && cfg->rank == 1) return epx_fail(EPX_ERR_FORMAT, "fake/model.safetensors: refused as asked");
     if (is(cfg, "fake:crash") && cfg->rank == 1) _exit(42);
+    if (is(cfg, "fake:halt") && cfg->rank == 1) raise(SIGSTOP);
     cfg->progress(cfg->progress_ctx, "weights", 0.5);
     EPX_TRY(check_boot(cfg));
     r = calloc(1, sizeof *r);

@@ -154,6 +154,27 @@ static void test_stopped_rank(void **state) {
     free(prompt);
 }
 
+/* Nobody else would ever notice: the others wait in the bootstrap without a deadline, one rank has no peer. */
+static void test_rank_stays_stopped(void **state) {
+    epx_cluster_status_t st;
+    int32_t prompt = 1;
+    (void)state;
+    assert_int_equal(front_open_timeout(&f, "fake:halt", 3, 1), EPX_ERR_TIMEOUT);
+    assert_non_null(strstr(epx_error_message(), "rank 1 (process "));
+    assert_non_null(strstr(epx_error_message(), "stopped by a signal (SIGSTOP)"));
+    assert_true(front_no_children());
+    assert_int_equal(front_open_timeout(&f, "fake:slow", 1, 1), EPX_OK);
+    epx_cluster_status(f.cluster, &st);
+    pause_ms(50); /* the reader waits without a deadline */
+    kill(st.pids[0], SIGSTOP);
+    assert_true(front_submit(&f, &prompt, 1, 500, 0) > 0);
+    assert_true(front_wait_failure(&f));
+    assert_non_null(strstr(f.failure, "rank 0 (process "));
+    assert_int_equal(f.n_ended, 1);
+    front_close(&f);
+    assert_true(front_no_children());
+}
+
 /* victims: a bit per rank. */
 static void check_death(const char *model, int n_ranks, int victim, int sig, const char *sig_name) {
     epx_cluster_status_t st;
@@ -341,21 +362,13 @@ static void test_live_table(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_wire),
-                                              cmocka_unit_test(test_live_table),
-                                              cmocka_unit_test(test_status_and_stats),
-                                              cmocka_unit_test(test_many_requests),
-                                              cmocka_unit_test(test_idle_ranks),
-                                              cmocka_unit_test(test_cancel_and_refusal),
-                                              cmocka_unit_test(test_bad_submit),
-                                              cmocka_unit_test(test_stopped_rank),
-                                              cmocka_unit_test(test_killed_rank),
-                                              cmocka_unit_test(test_lost_peer),
-                                              cmocka_unit_test(test_start_failures),
-                                              cmocka_unit_test(test_no_program),
-                                              cmocka_unit_test(test_stop_is_bounded),
-                                              cmocka_unit_test(test_stop_cancels),
-                                              cmocka_unit_test(test_killed_front)};
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire),          cmocka_unit_test(test_live_table),      cmocka_unit_test(test_status_and_stats),
+        cmocka_unit_test(test_many_requests), cmocka_unit_test(test_idle_ranks),      cmocka_unit_test(test_cancel_and_refusal),
+        cmocka_unit_test(test_bad_submit),    cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_rank_stays_stopped),
+        cmocka_unit_test(test_killed_rank),   cmocka_unit_test(test_lost_peer),       cmocka_unit_test(test_start_failures),
+        cmocka_unit_test(test_no_program),    cmocka_unit_test(test_stop_is_bounded), cmocka_unit_test(test_stop_cancels),
+        cmocka_unit_test(test_killed_front)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, NULL, NULL);
