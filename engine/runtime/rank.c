@@ -82,8 +82,8 @@ static epx_status_t make_plan(epx_rank_t *r) {
 
 static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
     if (r->cfg.max_context > mc->max_position)
-        return epx_fail(EPX_ERR_ARG, "context length %d: legal: 1 to max_position_embeddings, %d", r->cfg.max_context,
-                        mc->max_position);
+        return epx_fail(EPX_ERR_ARG, "context length %d (max_context): legal: 1 to max_position_embeddings, %d",
+                        r->cfg.max_context, mc->max_position);
     r->info.max_context = r->cfg.max_context ? r->cfg.max_context : mc->max_position;
     r->info.n_ranks = r->cfg.tp;
     r->info.n_layers = mc->n_layers;
