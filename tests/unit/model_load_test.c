@@ -1,5 +1,6 @@
 /* Safetensors headers, mapping of checkpoints, dummy weights. Files are made by the test in a temporary directory; what is mapped
  * is compared with the bytes written. */
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/half.h"
+#include "base/memory.h"
 #include "engine/model/load/checkpoint.h"
 #include "engine/model/load/dummy.h"
 #include "engine/model/load/safetensors.h"
@@ -252,6 +254,18 @@ static void test_dummy(void **state) {
         sum += x;
         square += x * x;
     }
+    /* Memory that is promised but not there: refused, with both numbers. */
+    epx_weight_t huge_view;
+    epx_want_t huge = want("huge", 1 << 20, 1 << 16, &huge_view);
+    char wanted[96];
+    void *block3;
+    while ((uint64_t)huge.shape[0] * (uint64_t)huge.shape[1] * 2 <= epx_memory_free_bytes() + ((uint64_t)4 << 30))
+        huge.shape[1] *= 2;
+    snprintf(wanted, sizeof wanted, "dummy weights: %" PRIu64 " bytes wanted, ",
+             (uint64_t)huge.shape[0] * (uint64_t)huge.shape[1] * 2);
+    assert_int_equal(epx_dummy_weights(1, &huge, 1, (epx_load_progress_t){0}, &block3), EPX_ERR_NOMEM);
+    assert_non_null(strstr(epx_error_message(), wanted));
+    assert_non_null(strstr(epx_error_message(), " free"));
     double n = 33 * 65, variance = square / n - sum / n * sum / n;
     assert_true(variance > 0.019 * 0.019 && variance < 0.021 * 0.021);
     free(block2);

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/half.h"
+#include "base/memory.h"
 #include "base/philox.h"
 
 static size_t n_elems(const epx_want_t *w) { return (size_t)(w->n_dims == 2 ? w->shape[0] * w->shape[1] : w->shape[0]); }
@@ -43,6 +44,8 @@ epx_status_t epx_dummy_weights(uint64_t seed, const epx_want_t *wants, size_t n_
     for (size_t i = 0; i < n_wants; i++) fits &= epx_add_size(total, padded(&wants[i]), &total);
     if (!fits || !epx_mul_size(total, sizeof(uint16_t), &n_bytes))
         return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu tensors overflow the address space", n_wants);
+    if (n_bytes > epx_memory_free_bytes()) /* the system would promise it and end this process later */
+        return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu bytes wanted, %" PRIu64 " free", n_bytes, epx_memory_free_bytes());
     uint16_t *block = aligned_alloc(64, n_bytes ? n_bytes : 64);
     if (!block) return epx_fail(EPX_ERR_NOMEM, "dummy weights: %zu bytes wanted", n_bytes);
     for (size_t i = 0; i < n_wants; i++) {
