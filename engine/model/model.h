@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "engine/model/common/json_doc.h"
 #include "engine/model/load/want.h"
+#include "engine/model/meter.h"
 #include "engine/ops/ops.h"
 #include "epx/epx.h"
 
@@ -65,6 +66,8 @@ void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg);
 const epx_model_config_t *epx_model_config(const epx_model_t *m);
 /* Bytes of checkpoint files mapped by this rank; 0 for dummy weights. */
 uint64_t epx_model_mapped_bytes(const epx_model_t *m);
+/* Counters of the MoE layers since create; borrowed until destroy. */
+const epx_meter_t *epx_model_meter(const epx_model_t *m);
 
 /* The rows of one step: any mix of sequences, prefill chunks and decodes. Rows of one sequence come in ascending position. */
 typedef struct {

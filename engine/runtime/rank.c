@@ -64,6 +64,10 @@ static const char *library_backend(const char *name) {
     return strcmp(name, "pplx") == 0 ? "onesided" : strcmp(name, "none") == 0 ? "collective" : NULL;
 }
 
+static int row_bytes(epx_dtype_t dtype, int hidden) {
+    return hidden * (dtype == EPX_F32 ? 4 : dtype == EPX_BF16 || dtype == EPX_F16 ? 2 : 1);
+}
+
 static epx_status_t make_plan(epx_rank_t *r) {
     epx_plan_config_t pc;
     epx_plan_info_t pi = {.size = sizeof pi};
@@ -77,6 +81,8 @@ static epx_status_t make_plan(epx_rank_t *r) {
     snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
     snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
     r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
+    r->info.dispatch_row_bytes = row_bytes(pc.wire_dtype, pc.hidden);
+    r->info.combine_row_bytes = row_bytes(pc.combine_dtype == EPX_BYTES ? pc.token_dtype : pc.combine_dtype, pc.hidden);
     return EPX_OK;
 }
 
@@ -159,16 +165,37 @@ void epx_rank_destroy(epx_rank_t *r) {
 
 void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) { *out_info = r->info; }
 
+/* By the even split of experts over ranks, which is the plan's default. */
+static void sum_pairs(const epx_rank_t *r, uint64_t *out_pairs) {
+    const epx_meter_t *m = epx_model_meter(r->model);
+    for (int rank = 0; rank < r->cfg.tp; rank++) {
+        int first, n;
+        epx_model_expert_range(m->n_experts, rank, r->cfg.tp, &first, &n);
+        for (int l = 0; l < m->n_layers; l++)
+            for (int e = first; e < first + n; e++)
+                out_pairs[rank] += m->expert_rows[(size_t)l * (size_t)m->n_experts + (size_t)e];
+    }
+}
+
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
+    const epx_meter_t *m = epx_model_meter(r->model);
     epx_plan_stats_t ps = {.size = sizeof ps};
     *out_stats = r->stats;
     ps.rows_sent = out_stats->rows_sent;
     epx_plan_stats(r->plan, &ps);
+    out_stats->dispatch_bytes = ps.dispatch_bytes;
+    out_stats->combine_bytes = ps.combine_bytes;
+    sum_pairs(r, out_stats->pairs_sent);
+    memcpy(out_stats->wait, m->wait, sizeof m->wait);
+    memcpy(out_stats->copy, m->copy, sizeof m->copy);
     out_stats->n_running = epx_sched_n_running(r->sched);
     out_stats->n_waiting = epx_sched_n_waiting(r->sched);
+    out_stats->kv_tokens = r->info.kv_tokens;
     out_stats->kv_used_tokens =
         (int64_t)(epx_kv_pool_n_pages(r->pool) - epx_kv_pool_n_free(r->pool)) * epx_kv_pool_page_size(r->pool);
 }
+
+const epx_meter_t *epx_rank_meter(const epx_rank_t *r) { return epx_model_meter(r->model); }
 
 static epx_status_t check_ids(const epx_rank_t *r, const char *what, const int32_t *ids, int32_t n) {
     for (int32_t i = 0; i < n; i++)

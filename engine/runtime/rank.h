@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "engine/model/meter.h"
 #include "engine/sample/sample.h"
 #include "epx/epx.h"
 
@@ -68,6 +69,7 @@ typedef struct {
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
     const char *error; /* EPX_FINISH_ERROR: why; borrowed during the callback */
+    int32_t dp_rank;   /* which rank ran the request; set by the front */
 } epx_event_t;
 typedef void (*epx_event_fn)(void *ctx, const epx_event_t *ev);
 
@@ -79,6 +81,7 @@ typedef struct {
     uint64_t kv_bytes, exchange_bytes;
     int32_t eos_ids[8];
     int n_eos;
+    int dispatch_row_bytes, combine_row_bytes; /* one token's row on the wire, there and back */
     char backend[32], transport[32], isa[16];
     int n_threads;
     int chunk_tokens, max_running;
@@ -86,9 +89,13 @@ typedef struct {
 
 typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
+    uint64_t n_prompt_tokens, n_generated_tokens; /* of prompts whose first token was drawn; tokens drawn */
     int n_running, n_waiting;
-    int64_t kv_used_tokens;
-    uint64_t rows_sent[64]; /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
+    int64_t kv_used_tokens, kv_tokens; /* in use, capacity */
+    uint64_t rows_sent[64];            /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
+    uint64_t pairs_sent[64];           /* [tp] (token, expert) pairs of this rank whose expert lives on each rank */
+    uint64_t dispatch_bytes, combine_bytes; /* that the exchange moved to other ranks, as libepx counts them */
+    epx_time_hist_t wait[EPX_N_PHASES], copy[EPX_N_PHASES];
 } epx_rank_stats_t;
 
 /* One rank, "auto" backend, exact combine, every size by default. */
@@ -100,6 +107,8 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
 void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info);
 /* Counters since create and the present load. */
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats);
+/* Rows by expert and times of the exchange; borrowed, changed by epx_rank_step(). */
+const epx_meter_t *epx_rank_meter(const epx_rank_t *r);
 /* Queue a request (copied). EPX_ERR_ARG / EPX_ERR_CAPACITY say what is wrong with it; nothing else is affected. */
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
 /* Ends at the next step border with EPX_FINISH_CANCELLED. Unknown ids are ignored. */

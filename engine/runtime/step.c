@@ -114,6 +114,8 @@ static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const f
     }
     q->tokens[seq->n_tokens] = d.token;
     int full = epx_sched_token(r->sched, seq);
+    r->stats.n_generated_tokens++;
+    if (seq->n_tokens == seq->n_prompt + 1) r->stats.n_prompt_tokens += (uint64_t)seq->n_prompt;
     epx_finish_t finish = d.is_end ? EPX_FINISH_STOP : full ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
     report(out, seq, &d, finish, NULL);
     if (finish != EPX_FINISH_NONE) end_request(r, seq);

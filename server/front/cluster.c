@@ -71,6 +71,7 @@ static void discard(epx_cluster_t *c) {
     for (int r = 0; r < c->n_ranks; r++) {
         epx_pipe_fini(&c->ranks[r].link);
         epx_str_fini(&c->ranks[r].boot_blob);
+        free(c->ranks[r].expert_rows);
     }
     epx_live_fini(&c->live);
     close(c->wake_fd);
@@ -204,6 +205,19 @@ epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, in
     for (int r = 0; s >= 0 && r < n_ranks; r++) out_stats[r] = c->ranks[r].stats;
     pthread_mutex_unlock(&c->lock);
     return s;
+}
+
+epx_status_t epx_cluster_reports(epx_cluster_t *c, epx_rank_stats_t *out_stats, uint64_t *out_expert_rows, int n_ranks) {
+    if (n_ranks != c->n_ranks) return epx_fail(EPX_ERR_ARG, "n_ranks = %d; the cluster has %d", n_ranks, c->n_ranks);
+    pthread_mutex_lock(&c->lock);
+    for (int r = 0; r < n_ranks; r++) {
+        const epx_front_rank_t *from = &c->ranks[r];
+        size_t n_rows = (size_t)c->ranks[0].info.n_layers * (size_t)c->ranks[0].info.n_experts;
+        out_stats[r] = from->report;
+        for (size_t i = 0; out_expert_rows && from->expert_rows && i < n_rows; i++) out_expert_rows[i] += from->expert_rows[i];
+    }
+    pthread_mutex_unlock(&c->lock);
+    return EPX_OK;
 }
 
 /* lock held */

@@ -43,6 +43,10 @@ void epx_cluster_cancel(epx_cluster_t *c, uint64_t id);
 void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out);
 /* Ask every rank for statistics and wait at most 1 s; stats[n_ranks]. Not from a callback. */
 epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, int n_ranks);
+/* The newest counters that the ranks reported by themselves; asks nobody and never waits. They are at most 250 ms and one step
+ * old while a rank works and exact while it is idle; a request whose last event was delivered is counted.
+ * out_stats [n_ranks]. out_expert_rows [n_layers * n_experts] or NULL: (token, expert) pairs of all ranks are added to it. */
+epx_status_t epx_cluster_reports(epx_cluster_t *c, epx_rank_stats_t *out_stats, uint64_t *out_expert_rows, int n_ranks);
 /* Orderly stop: live requests are cancelled, the ranks leave together; bounded (5 s), then SIGKILL. No process of the cluster
  * is left and no callback runs afterwards. Not from a callback. NULL allowed. */
 void epx_cluster_destroy(epx_cluster_t *c);

@@ -24,6 +24,8 @@ typedef struct {
     epx_rank_info_t info;                /* L */
     epx_rank_stats_t stats;              /* L */
     uint64_t n_stats_asked, n_stats_got; /* L */
+    epx_rank_stats_t report;             /* L: the newest unasked one */
+    uint64_t *expert_rows;               /* L, owned, [n_layers, n_experts] of that report; NULL before the first */
     int n_live;                          /* L */
     epx_str_t boot_blob;
     int boot_waits; /* gave its blob and waits for the others */

@@ -27,7 +27,8 @@ void epx_cluster_end_live(epx_cluster_t *c, const char *why) {
                           .finish = EPX_FINISH_ERROR,
                           .n_prompt = at->n_prompt,
                           .n_generated = at->n_generated,
-                          .error = why};
+                          .error = why,
+                          .dp_rank = at->rank};
         if (at->id) c->cfg.on_event(c->cfg.ctx, &ev);
     }
     epx_live_fini(&ended);

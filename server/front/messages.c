@@ -1,5 +1,6 @@
 /* What a rank says: boot blobs, progress, ready, events, statistics, failure. Reader thread. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "server/front/cluster_impl.h"
@@ -87,7 +88,10 @@ static epx_status_t take_events(epx_cluster_t *c, int rank, const char *data, si
     epx_event_t ev;
     epx_status_t s;
     while ((s = epx_wire_get_event(&reader, &ev)) == EPX_OK)
-        if (note_event(c, rank, &ev)) c->cfg.on_event(c->cfg.ctx, &ev);
+        if (note_event(c, rank, &ev)) {
+            ev.dp_rank = rank;
+            c->cfg.on_event(c->cfg.ctx, &ev);
+        }
     return s < 0 ? s : EPX_OK;
 }
 
@@ -97,6 +101,18 @@ static epx_status_t take_stats(epx_cluster_t *c, int rank, const char *data, siz
     memcpy(&c->ranks[rank].stats, data, n);
     c->ranks[rank].n_stats_got++;
     pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    return EPX_OK;
+}
+
+static epx_status_t take_report(epx_cluster_t *c, int rank, const char *data, size_t n) {
+    epx_front_rank_t *r = &c->ranks[rank];
+    size_t n_rows = (size_t)r->info.n_layers * (size_t)r->info.n_experts;
+    if (n != sizeof r->report + n_rows * sizeof *r->expert_rows) return epx_fail(EPX_ERR_FORMAT, "report frame of %zu bytes", n);
+    pthread_mutex_lock(&c->lock);
+    memcpy(&r->report, data, sizeof r->report);
+    if (!r->expert_rows) r->expert_rows = calloc(n_rows + 1, sizeof *r->expert_rows);
+    if (r->expert_rows) memcpy(r->expert_rows, data + sizeof r->report, n_rows * sizeof *r->expert_rows);
     pthread_mutex_unlock(&c->lock);
     return EPX_OK;
 }
@@ -126,6 +142,8 @@ static epx_status_t take_frame(epx_cluster_t *c, int rank, uint32_t kind, const 
         return take_events(c, rank, data, n);
     case EPX_MSG_STATS:
         return take_stats(c, rank, data, n);
+    case EPX_MSG_REPORT:
+        return take_report(c, rank, data, n);
     case EPX_MSG_FAILED:
         return take_failure(c, rank, data, n);
     default:

@@ -24,7 +24,8 @@ typedef enum {
     EPX_MSG_PROGRESS,    /* f64 fraction, then the name of the phase */
     EPX_MSG_BOOT_MINE,   /* this rank's blob; empty: a barrier */
     EPX_MSG_EVENTS,      /* epx_wire_put_event(), repeated */
-    EPX_MSG_STATS        /* epx_rank_stats_t */
+    EPX_MSG_STATS,       /* epx_rank_stats_t: the answer to GET_STATS */
+    EPX_MSG_REPORT       /* epx_rank_stats_t, then u64[n_layers * n_experts]: unasked */
 } epx_msg_t;
 
 /* Bytes still to be read. A read past the end sets `bad` and gives zeros. */

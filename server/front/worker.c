@@ -6,10 +6,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "server/front/cluster.h"
 #include "server/front/spawn.h"
 #include "server/front/wire.h"
 #include "server/front/worker_impl.h"
+
+#define REPORT_NS 250000000u
 
 void epx_worker_leave(int exit_code) { _exit(exit_code); }
 
@@ -32,6 +35,7 @@ static epx_status_t report_failure(epx_worker_t *w, epx_status_t status) {
 
 static void add_event(void *ctx, const epx_event_t *ev) {
     epx_worker_t *w = ctx;
+    w->ended |= ev->finish != EPX_FINISH_NONE;
     if (epx_wire_put_event(&w->events, ev) < 0) epx_worker_leave(EPX_WORKER_FAILED);
 }
 
@@ -39,6 +43,24 @@ static void flush_events(epx_worker_t *w) {
     if (w->events.n_bytes == 0) return;
     send_frame(w, EPX_MSG_EVENTS, w->events.data, w->events.n_bytes);
     epx_str_clear(&w->events);
+}
+
+/* Counters, before the events of a step in which a request ended, so that who has seen an end finds it counted; else at most
+ * every REPORT_NS, and always before the rank goes idle. */
+static void send_report(epx_worker_t *w, int idle) {
+    const epx_meter_t *m = epx_rank_meter(w->rank);
+    epx_rank_stats_t stats = {0};
+    uint64_t now = epx_now_ns();
+    if (!w->ended && !idle && now - w->report_ns < REPORT_NS) return;
+    w->ended = 0;
+    w->report_ns = now;
+    epx_rank_stats(w->rank, &stats);
+    epx_str_clear(&w->report);
+    if (epx_str_append(&w->report, (const char *)&stats, sizeof stats) < 0 ||
+        epx_str_append(&w->report, (const char *)m->expert_rows,
+                       sizeof *m->expert_rows * (size_t)m->n_layers * (size_t)m->n_experts) < 0)
+        epx_worker_leave(EPX_WORKER_FAILED);
+    send_frame(w, EPX_MSG_REPORT, w->report.data, w->report.n_bytes);
 }
 
 /* ---- messages of the front ---- */
@@ -130,9 +152,10 @@ static epx_status_t serve(epx_worker_t *w) {
         s = epx_rank_step(w->rank, add_event, w);
         if (s == EPX_ERR_ABORTED && w->stopping) s = EPX_OK, left = 1;
         if (s < 0) return s; /* the front ends the live requests: it knows which process died and how */
+        w->idle = s == EPX_AGAIN;
+        send_report(w, w->idle);
         flush_events(w);
         if (left) return EPX_OK;
-        w->idle = s == EPX_AGAIN;
     }
 }
 
@@ -189,6 +212,7 @@ int epx_worker_main(int fd) {
     s = run(&w, &text);
     epx_str_fini(&text);
     epx_str_fini(&w.events);
+    epx_str_fini(&w.report);
     epx_str_fini(&w.deferred);
     epx_pipe_fini(&w.link);
     return s < 0 ? EPX_WORKER_FAILED : EPX_WORKER_OK;

@@ -15,6 +15,9 @@ typedef struct {
                  because a step is collective and only those two go to every rank */
     int stopping;
     uint64_t progress_ns; /* when the last progress frame was sent */
+    epx_str_t report;     /* the report being put together */
+    uint64_t report_ns;   /* when the last report was queued */
+    int ended;            /* a request ended in the present step */
 } epx_worker_t;
 
 /* Block until the front's next frames are in the buffer. The front is gone or a rank is lost: ends the process at once, since

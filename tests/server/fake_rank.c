@@ -15,7 +15,7 @@
 
 #include "engine/runtime/rank.h"
 
-enum { MAX_LIVE = 256, MAX_PROMPT = 100000, FIELDS = 4 };
+enum { MAX_LIVE = 256, MAX_PROMPT = 100000, FIELDS = 4, FAKE_LAYERS = 2, FAKE_EXPERTS = 3 };
 
 typedef struct {
     uint64_t id;
@@ -32,6 +32,8 @@ struct epx_rank {
     int idle, stopping;
     uint64_t wake_seq;
     epx_rank_stats_t stats;
+    uint64_t expert_rows[FAKE_LAYERS * FAKE_EXPERTS];
+    epx_meter_t meter;
 };
 
 void epx_rank_config_init(epx_rank_config_t *cfg) {
@@ -66,6 +68,7 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     if (r == NULL) return epx_fail(EPX_ERR_NOMEM, "fake rank");
     r->rank = cfg->rank;
     r->tp = cfg->tp;
+    r->meter = (epx_meter_t){.n_layers = FAKE_LAYERS, .n_experts = FAKE_EXPERTS, .expert_rows = r->expert_rows};
     r->step_ms = is(cfg, "fake:slow") ? 20 : 2;
     r->stuck = is(cfg, "fake:stuck");
     r->lost = is(cfg, "fake:lost") && cfg->rank == 0;
@@ -81,6 +84,8 @@ void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) {
     out_info->n_ranks = r->tp;
     out_info->mapped_bytes = 1000 + (uint64_t)r->rank;
     out_info->max_context = MAX_PROMPT;
+    out_info->n_layers = FAKE_LAYERS;
+    out_info->n_experts = FAKE_EXPERTS;
     snprintf(out_info->backend, sizeof out_info->backend, "fake");
 }
 
@@ -89,6 +94,8 @@ void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
     out_stats->n_running = r->n_live;
     for (int i = 0; i < r->tp; i++) out_stats->rows_sent[i] = (uint64_t)(10 * r->rank + i);
 }
+
+const epx_meter_t *epx_rank_meter(const epx_rank_t *r) { return &r->meter; }
 
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     if (req->max_new_tokens < 1) return epx_fail(EPX_ERR_ARG, "max_new_tokens = %d; at least 1", req->max_new_tokens);
@@ -123,6 +130,7 @@ static int advance(epx_rank_t *r, fake_request_t *q, epx_event_fn on_event, void
         ev.token = q->first + q->n_done++;
         ev.finish = q->n_done == q->n_max ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
         r->stats.n_decode_tokens++;
+        r->expert_rows[4]++; /* layer 1, expert 1 */
     }
     ev.n_generated = q->n_done;
     on_event(ctx, &ev);

@@ -54,6 +54,28 @@ static void test_status_and_stats(void **state) {
     assert_true(front_no_children());
 }
 
+/* Reports come unasked; a request whose end was seen is in them. */
+static void test_reports(void **state) {
+    epx_rank_stats_t stats[2];
+    uint64_t rows[6] = {0};
+    int32_t prompt[3] = {5, 5, 5};
+    (void)state;
+    open_or_fail("fake", 2);
+    for (int i = 0; i < 4; i++) {
+        uint64_t sum = 0;
+        front_submit(&f, prompt, 3, 10, i % 2);
+        assert_true(front_wait_ends(&f, i + 1));
+        assert_int_equal(epx_cluster_reports(f.cluster, stats, NULL, 2), EPX_OK);
+        for (int r = 0; r < 2; r++) sum += stats[r].n_decode_tokens;
+        assert_int_equal(sum, 10 * (i + 1));
+        assert_int_equal(stats[i % 2].n_decode_tokens, 10 * (i / 2 + 1));
+    }
+    assert_int_equal(epx_cluster_reports(f.cluster, stats, rows, 2), EPX_OK);
+    for (int i = 0; i < 6; i++) assert_int_equal(rows[i], i == 4 ? 40 : 0);
+    assert_int_equal(epx_cluster_reports(f.cluster, stats, NULL, 3), EPX_ERR_ARG);
+    front_close(&f);
+}
+
 static void test_many_requests(void **state) {
     enum { N = 120 };
     uint64_t ids[N];
@@ -368,7 +390,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bad_submit),    cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_rank_stays_stopped),
         cmocka_unit_test(test_killed_rank),   cmocka_unit_test(test_lost_peer),       cmocka_unit_test(test_start_failures),
         cmocka_unit_test(test_no_program),    cmocka_unit_test(test_stop_is_bounded), cmocka_unit_test(test_stop_cancels),
-        cmocka_unit_test(test_killed_front)};
+        cmocka_unit_test(test_killed_front),  cmocka_unit_test(test_reports)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -84,6 +84,33 @@ static void test_reference(void **state) {
     check_reference(2);
 }
 
+/* Every row that was computed is counted at top_k experts in every layer; what the peers exchanged adds up. */
+static void check_reports(int n_ranks) {
+    epx_cluster_status_t st;
+    epx_rank_stats_t stats[2], asked[2];
+    epx_cluster_status(f.cluster, &st);
+    size_t n_experts = (size_t)st.info.n_experts, n = (size_t)st.info.n_layers * n_experts;
+    uint64_t *rows = calloc(n, sizeof *rows), n_rows = 0, pairs = 0;
+    assert_int_equal(epx_cluster_stats(f.cluster, asked, n_ranks), EPX_OK); /* the ranks have gone idle */
+    assert_int_equal(epx_cluster_reports(f.cluster, stats, rows, n_ranks), EPX_OK);
+    for (int r = 0; r < n_ranks; r++) {
+        assert_int_equal(stats[r].n_decode_tokens, asked[r].n_decode_tokens);
+        assert_true(stats[r].n_generated_tokens > 0 && stats[r].n_prompt_tokens == stats[r].n_prefill_tokens);
+        assert_true(stats[r].kv_tokens > 0 && stats[r].kv_used_tokens == 0);
+        n_rows += stats[r].n_prefill_tokens + stats[r].n_decode_tokens;
+        for (int d = 0; d < n_ranks; d++) pairs += stats[r].pairs_sent[d];
+        for (int p = 0; p < EPX_N_PHASES; p++)
+            assert_int_equal(epx_time_hist_count(&stats[r].wait[p]), epx_time_hist_count(&stats[0].wait[p]));
+    }
+    for (size_t i = 0; i < n; i += n_experts) {
+        uint64_t sum = 0;
+        for (size_t e = 0; e < n_experts; e++) sum += rows[i + e];
+        assert_int_equal(sum, n_rows * (uint64_t)st.info.top_k);
+    }
+    assert_int_equal(pairs, n_rows * (uint64_t)st.info.top_k * (uint64_t)st.info.n_layers);
+    free(rows);
+}
+
 static void test_many_at_once(void **state) {
     enum { N = 40 };
     uint64_t ids[N];
@@ -102,6 +129,7 @@ static void test_many_at_once(void **state) {
         assert_true(stats[r].n_decode_tokens > 0);
         for (int d = 0; d < 2; d++) assert_true(stats[r].rows_sent[d] > 0);
     }
+    check_reports(2);
     front_close(&f);
 }
 

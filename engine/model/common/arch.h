@@ -84,6 +84,7 @@ struct epx_model {
     struct epx_checkpoint *ck;     /* NULL with dummy weights */
     void *dummy_block;
     uint64_t mapped_bytes;
+    epx_meter_t meter;
 
     /* scratch, [max_rows, ...] */
     float *h;                /* residual stream, hidden */

@@ -40,6 +40,7 @@ epx_status_t epx_block_moe_softmax(epx_model_t *m, const epx_batch_t *b, int lay
     void *x;
     epx_lists_t lists;
     epx_io_t io;
+    epx_meter_mark_t mark;
     EPX_TRY(epx_plan_input(m->plan, 0, &x));
     if (b->n_rows) route(m, b->n_rows, layer, x);
     epx_io_init(&io);
@@ -47,14 +48,19 @@ epx_status_t epx_block_moe_softmax(epx_model_t *m, const epx_batch_t *b, int lay
     io.ids = m->ids;
     io.weights = m->weights;
     io.n_tokens = b->n_rows;
+    epx_meter_add_rows(&m->meter, layer, m->ids, b->n_rows, m->cfg.top_k);
+    epx_meter_begin(m->plan, &mark);
     EPX_TRY(epx_dispatch_send(m->plan, &io));
     EPX_TRY(epx_dispatch_recv(m->plan, &io));
+    epx_meter_end(&m->meter, m->plan, EPX_PHASE_DISPATCH, &mark);
     EPX_TRY(epx_plan_lists(m->plan, 0, &lists));
     if (lists.n_rows) epx_ops_experts(m->ops, &lists, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
     io.x = m->expert_out;
     io.out_x = m->proj;
+    epx_meter_begin(m->plan, &mark);
     EPX_TRY(epx_combine_send(m->plan, &io));
     EPX_TRY(epx_combine_recv(m->plan, &io));
+    epx_meter_end(&m->meter, m->plan, EPX_PHASE_COMBINE, &mark);
     if (b->n_rows) epx_ops_add(m->ops, m->h, m->proj, b->n_rows, m->cfg.hidden);
     return EPX_OK;
 }

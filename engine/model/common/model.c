@@ -65,6 +65,7 @@ epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_loa
     m->ops = ops;
     epx_model_expert_range(cfg->n_experts, m->rank, m->n_ranks, &m->first_expert, &m->n_local_experts);
     EPX_TRY_GOTO(s, alloc_layers(m), err_model);
+    EPX_TRY_GOTO(s, epx_meter_init(&m->meter, cfg->n_layers, cfg->n_experts), err_model);
     EPX_TRY_GOTO(s, epx_model_load_weights(m, load), err_model);
     EPX_TRY_GOTO(s, alloc_scratch(m), err_model);
     *out_m = m;
@@ -79,6 +80,7 @@ void epx_model_destroy(epx_model_t *m) {
     void *const owned[] = {m->h,   m->norm,    m->qkv,      m->attn,   m->proj,    m->router,
                            m->ids, m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
     if (m->expert_out) munmap(m->expert_out, m->expert_out_bytes);
+    epx_meter_fini(&m->meter);
     epx_checkpoint_close(m->ck);
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
     free(m);
@@ -124,6 +126,7 @@ void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg) {
 
 const epx_model_config_t *epx_model_config(const epx_model_t *m) { return &m->cfg; }
 uint64_t epx_model_mapped_bytes(const epx_model_t *m) { return m->mapped_bytes; }
+const epx_meter_t *epx_model_meter(const epx_model_t *m) { return &m->meter; }
 
 void epx_model_set_probe(epx_model_t *m, epx_model_probe_fn fn, void *ctx) {
     m->probe = fn;
