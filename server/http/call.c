@@ -11,7 +11,7 @@
 
 /* ---- life ---- */
 
-static epx_status_t init_choices(epx_call_t *c) {
+static epx_status_t init_choices(epx_call_t *c, const epx_api_request_t *each) {
     c->n_choices = (c->req.is_chat ? 1 : c->req.n_prompts) * c->req.n;
     c->choices = calloc((size_t)c->n_choices, sizeof *c->choices);
     if (!c->choices) return EPX_ERR_NOMEM;
@@ -19,7 +19,8 @@ static epx_status_t init_choices(epx_call_t *c) {
         epx_choice_t *ch = &c->choices[i];
         ch->call = c;
         ch->idx = i;
-        EPX_TRY(epx_text_stream_init(&ch->stream, (const char *const *)c->req.stop, c->req.stop_bytes, c->req.n_stop));
+        ch->req = each ? &each[i / c->req.n] : &c->req;
+        EPX_TRY(epx_text_stream_init(&ch->stream, (const char *const *)ch->req->stop, ch->req->stop_bytes, ch->req->n_stop));
     }
     return EPX_OK;
 }
@@ -34,23 +35,30 @@ static void free_call(epx_call_t *c) {
     free(c->choices);
     epx_str_fini(&c->out);
     epx_api_request_fini(&c->req);
+    if (c->own) c->format->free_own(c->own);
     free(c);
 }
 
-epx_call_t *epx_call_create(epx_http_t *h, struct MHD_Connection *conn, epx_api_request_t *req) {
+epx_call_t *epx_call_create(epx_http_t *h, struct MHD_Connection *conn, epx_api_request_t *req, const epx_call_extra_t *extra) {
     epx_call_t *c = calloc(1, sizeof *c);
     if (!c) {
         epx_api_request_fini(req);
+        if (extra->own) extra->format->free_own(extra->own);
         return NULL;
     }
     c->http = h;
+    c->format = extra->format;
+    c->own = extra->own;
+    c->dp_rank = extra->dp_rank_plus_1 - 1;
+    c->started_ns = epx_now_ns();
+    c->deadline_ns = extra->timeout_ns ? c->started_ns + extra->timeout_ns : 0;
     c->conn = conn;
     c->fd = MHD_get_connection_info(conn, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
     c->refs = 1;
     c->req = *req;
     c->quiet_since_ns = epx_now_ns();
     memset(req, 0, sizeof *req);
-    if (init_choices(c) < 0) {
+    if (init_choices(c, extra->each) < 0) {
         free_call(c);
         return NULL;
     }
@@ -109,21 +117,51 @@ void epx_call_cancel(epx_call_t *c) {
     }
 }
 
+enum { ABORT_BATCH = 64 };
+
+/* Mark up to ABORT_BATCH choices that run and go by this name. h->lock held. */
+static int mark_aborted(epx_http_t *h, const char *rid, uint64_t *out_ids) {
+    int n = 0;
+    for (epx_call_t *c = h->calls; c; c = c->next)
+        for (int i = 0; i < c->n_choices && n < ABORT_BATCH; i++) {
+            epx_choice_t *ch = &c->choices[i];
+            int is_it = !rid || strcmp(rid, ch->rid ? ch->rid : c->id) == 0;
+            if (!is_it || ch->id == 0 || ch->finish != EPX_FINISH_NONE || ch->cancel_sent) continue;
+            ch->aborted = ch->cancel_sent = 1;
+            out_ids[n++] = ch->id;
+        }
+    return n;
+}
+
+int epx_call_abort(epx_http_t *h, const char *rid) {
+    uint64_t ids[ABORT_BATCH];
+    int n, all = 0;
+    do {
+        pthread_mutex_lock(&h->lock);
+        n = mark_aborted(h, rid, ids);
+        pthread_mutex_unlock(&h->lock);
+        for (int i = 0; i < n; i++) epx_cluster_cancel(h->cluster, ids[i]);
+        all += n;
+    } while (n == ABORT_BATCH);
+    return all;
+}
+
 /* ---- suspend and wake ---- */
 
 /* Is there something that the connection's thread would act on? An answer without stop strings is wanted only when it is whole.
  */
 static int has_news(const epx_call_t *c) {
-    int n_ended = 0, n_open = 0, n_news = 0;
+    int n_ended = 0, n_open = 0, n_news = 0, n_stop = 0;
     for (int i = 0; i < c->n_choices; i++) {
         const epx_choice_t *ch = &c->choices[i];
         if (ch->closed) continue;
         n_open++;
+        n_stop += ch->req->n_stop;
         n_news += ch->n_tokens > 0 || ch->finish != EPX_FINISH_NONE;
         n_ended += ch->finish != EPX_FINISH_NONE;
         if (ch->finish == EPX_FINISH_ERROR || ch->finish == EPX_FINISH_CANCELLED) return 1;
     }
-    return c->req.stream || c->req.n_stop ? n_news > 0 : n_ended == n_open;
+    return c->req.stream || n_stop ? n_news > 0 : n_ended == n_open;
 }
 
 void epx_call_wake_locked(epx_call_t *c) {
@@ -184,6 +222,7 @@ static void add_token(epx_choice_t *ch, const epx_event_t *ev) {
 /* h->lock held. Returns 1 when the choice ended and its reference must be given back. */
 static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
     epx_http_t *h = ch->call->http;
+    epx_metrics_on_event(&h->metrics, ev, ch->start_ns, &ch->last_ns);
     if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev);
     if (ev->finish != EPX_FINISH_NONE) {
         epx_choice_t **at = &h->table[ch->id % EPX_HTTP_N_BUCKETS];
@@ -252,15 +291,16 @@ static void drop_early(epx_http_t *h) {
 
 epx_status_t epx_call_submit_choice(epx_choice_t *ch, const epx_request_t *req) {
     epx_http_t *h = ch->call->http;
-    uint64_t id = 0;
+    uint64_t id = 0, now = epx_now_ns();
     int ended = 0;
     pthread_mutex_lock(&h->lock);
     h->n_submitting++;
     pthread_mutex_unlock(&h->lock);
-    epx_status_t s = epx_cluster_submit(h->cluster, req, -1, &id);
+    epx_status_t s = epx_cluster_submit(h->cluster, req, ch->call->dp_rank, &id);
     pthread_mutex_lock(&h->lock);
     if (s >= 0) {
         ch->id = id;
+        ch->start_ns = now;
         ch->next_in_table = h->table[id % EPX_HTTP_N_BUCKETS];
         h->table[id % EPX_HTTP_N_BUCKETS] = ch;
         ch->call->refs++;

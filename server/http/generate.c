@@ -18,7 +18,7 @@ static epx_status_t start_call(epx_http_t *h, struct MHD_Connection *conn, int i
         return epx_api_fail(err, 400, "no_chat_template", "messages",
                             "messages: this model has no chat template; use /v1/completions with a prompt");
     }
-    epx_call_t *c = epx_call_create(h, conn, &req);
+    epx_call_t *c = epx_call_create(h, conn, &req, &(epx_call_extra_t){0});
     if (!c) return epx_api_fail(err, 500, "internal_error", NULL, "out of memory");
     epx_status_t s = epx_call_submit(c, err);
     if (s < 0) {
@@ -77,7 +77,7 @@ enum MHD_Result epx_http_continue_call(epx_call_t *c) {
         if (c->client_left) return MHD_NO;
         if (c->has_error && c->out.n_bytes == 0) return epx_http_respond_error(c->conn, &c->error);
         if (c->req.stream && (c->out.n_bytes > 0 || c->has_error)) return epx_http_respond_stream(c->conn, c);
-        if (!c->req.stream && epx_call_all_done(c)) return answer(c);
+        if (!c->req.stream && epx_call_all_done(c)) return c->format ? c->format->answer(c) : answer(c);
         if (epx_call_suspend(c)) return MHD_YES;
     }
 }

@@ -148,6 +148,7 @@ epx_status_t epx_http_start(epx_http_t *h, epx_cluster_t *cluster, int *out_port
     if (h->daemon) return epx_fail(EPX_ERR_STATE, "the HTTP server was already started");
     h->cluster = cluster;
     learn_limits(h);
+    EPX_TRY(epx_metrics_init(&h->metrics, h->cluster));
     EPX_TRY(listen_on(h->cfg.host, h->cfg.port, &fd, &port));
     int e = pthread_create(&h->watcher, NULL, epx_http_watch_main, h);
     if (e != 0) {
@@ -210,6 +211,8 @@ void epx_http_destroy(epx_http_t *h) {
     drop_table(h);
     pthread_cond_destroy(&h->changed);
     pthread_mutex_destroy(&h->lock);
+    epx_metrics_fini(&h->metrics);
+    epx_expert_record_fini(&h->record);
     free(h->model_name);
     free(h);
 }

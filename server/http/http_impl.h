@@ -9,6 +9,7 @@
 
 #include "server/http/http_limits.h"
 #include "server/http/http_server.h"
+#include "server/http/metrics.h"
 #include "server/http/openai_request.h"
 
 enum { EPX_HTTP_N_BUCKETS = 1024 };
@@ -55,6 +56,8 @@ struct epx_http {
     int stopping, stop_watcher, stopped;
     int failed;
     char failure[512];
+    epx_metrics_t metrics;
+    epx_expert_record_t record;
 };
 
 /* ---- exchange.c: one HTTP exchange, MHD's access handler and notifications ---- */

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "server/http/call.h"
 
 /* What arrived of one choice since the last look. */
@@ -9,7 +10,7 @@ typedef struct {
     epx_token_news_t *tokens; /* owned */
     size_t n_tokens;
     epx_finish_t finish;
-    int end_token;
+    int end_token, aborted;
     char error[256];
 } news_t;
 
@@ -19,6 +20,7 @@ static void take_news(epx_choice_t *ch, news_t *out) {
     out->n_tokens = ch->n_tokens;
     out->finish = ch->finish;
     out->end_token = ch->end_token;
+    out->aborted = ch->aborted && ch->finish == EPX_FINISH_CANCELLED;
     memcpy(out->error, ch->error, sizeof out->error);
     ch->tokens = NULL;
     ch->n_tokens = ch->cap_tokens = 0;
@@ -61,9 +63,9 @@ static epx_status_t use_news(epx_choice_t *ch, const news_t *news) {
         return EPX_OK;
     }
     ch->n_completion += (int32_t)(news->n_tokens - n_text);
-    if (news->finish == EPX_FINISH_STOP || news->finish == EPX_FINISH_LENGTH) {
+    if (news->finish == EPX_FINISH_STOP || news->finish == EPX_FINISH_LENGTH || news->aborted) {
         EPX_TRY(epx_text_stream_finish(&ch->stream, &ch->text));
-        close_choice(ch, news->finish == EPX_FINISH_STOP ? "stop" : "length");
+        close_choice(ch, news->aborted ? "abort" : news->finish == EPX_FINISH_STOP ? "stop" : "length");
     }
     return EPX_OK;
 }
@@ -90,14 +92,20 @@ static epx_status_t write_events(epx_choice_t *ch) {
     return ch->done ? write_piece(ch, ch->finish_reason) : EPX_OK;
 }
 
+static epx_status_t write_news(epx_choice_t *ch) {
+    const epx_call_format_t *f = ch->call->format;
+    return f ? f->write_events(ch) : write_events(ch);
+}
+
 static void pump_choice(epx_choice_t *ch) {
     epx_call_t *c = ch->call;
     news_t news;
     take_news(ch, &news);
-    int bad = news.finish == EPX_FINISH_ERROR || news.finish == EPX_FINISH_CANCELLED;
+    int bad = news.finish == EPX_FINISH_ERROR || (news.finish == EPX_FINISH_CANCELLED && !news.aborted);
     int any = news.n_tokens > 0 || news.finish != EPX_FINISH_NONE;
-    epx_status_t s = use_news(ch, &news);
-    if (s >= 0 && any && c->req.stream && (!bad || ch->text.n_bytes > 0)) s = write_events(ch);
+    epx_status_t s = c->format && news.n_tokens ? c->format->on_tokens(ch, news.tokens, news.n_tokens) : EPX_OK;
+    if (s >= 0) s = use_news(ch, &news);
+    if (s >= 0 && any && c->req.stream && (!bad || ch->text.n_bytes > 0)) s = write_news(ch);
     if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
     else if (bad && !ch->done)
         fail_call(c, 503, "engine_failure",
@@ -123,7 +131,8 @@ static void end_stream(epx_call_t *c) {
     epx_api_usage_t usage;
     epx_status_t s = EPX_OK;
     epx_call_usage(c, &usage);
-    if (c->req.include_usage) s = epx_api_write_usage_chunk(&c->head, &usage, &c->out);
+    if (c->format) s = c->format->write_end(c);
+    else if (c->req.include_usage) s = epx_api_write_usage_chunk(&c->head, &usage, &c->out);
     if (s >= 0) s = epx_str_append_z(&c->out, "data: [DONE]\n\n");
     c->ended = 1;
     if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
@@ -145,6 +154,8 @@ void epx_call_pump(epx_call_t *c) {
         if (c->req.stream) end_stream(c);
     } else if (stopping) {
         fail_call(c, 503, "shutting_down", "the server is shutting down");
+    } else if (c->deadline_ns && epx_now_ns() >= c->deadline_ns) {
+        fail_call(c, 503, "timeout", "the ranks did not answer in time");
     } else if (tick && c->out.n_bytes == before) {
         epx_str_append_z(&c->out, ": keep-alive\n\n");
     }

@@ -63,26 +63,27 @@ static uint64_t random_seed(void) {
 /* The cluster's request of choice `idx`. */
 static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx_api_error_t *err) {
     const epx_api_prompt_t *p = &c->req.prompts[idx / c->req.n];
-    int64_t room = (int64_t)c->http->max_tokens - (int64_t)p->n_ids, n_new = c->req.max_tokens;
+    const epx_api_request_t *q = c->choices[idx].req;
+    int64_t room = (int64_t)c->http->max_tokens - (int64_t)p->n_ids, n_new = q->max_tokens;
     if (p->n_ids == 0)
         return epx_api_fail(err, 400, "invalid_value", c->req.is_chat ? "messages" : "prompt", "the input has no tokens");
     if (n_new == 0) n_new = c->req.is_chat || room < EPX_HTTP_COMPLETION_TOKENS ? room : EPX_HTTP_COMPLETION_TOKENS;
     if (n_new < 1 || n_new > room) return too_long(c, err, p->n_ids, (int32_t)n_new);
-    if (c->req.min_tokens > n_new)
+    if (q->min_tokens > n_new)
         return epx_api_fail(err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (here %d), got %d",
-                            (int)n_new, (int)c->req.min_tokens);
+                            (int)n_new, (int)q->min_tokens);
     *out = (epx_request_t){.prompt = p->ids,
                            .n_prompt = (int32_t)p->n_ids,
                            .max_new_tokens = (int32_t)n_new,
-                           .sampling = c->req.sampling,
-                           .ignore_eos = c->req.ignore_eos,
-                           .stop_ids = c->req.stop_ids,
-                           .n_stop_ids = c->req.n_stop_ids,
-                           .adjust = c->req.adjust,
-                           .min_new_tokens = c->req.min_tokens,
-                           .want_logprobs = c->req.logprobs,
-                           .n_top = c->req.n_top};
-    out->sampling.seed = c->req.has_seed ? c->req.sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
+                           .sampling = q->sampling,
+                           .ignore_eos = q->ignore_eos,
+                           .stop_ids = q->stop_ids,
+                           .n_stop_ids = q->n_stop_ids,
+                           .adjust = q->adjust,
+                           .min_new_tokens = q->min_tokens,
+                           .want_logprobs = q->logprobs,
+                           .n_top = q->n_top};
+    out->sampling.seed = q->has_seed ? q->sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
     c->choices[idx].n_prompt = out->n_prompt;
     return EPX_OK;
 }
@@ -104,11 +105,18 @@ static epx_status_t submit_error(epx_api_error_t *err, epx_status_t s) {
     }
 }
 
+/* Choices that the ranks have to answer. */
+static int n_open(const epx_call_t *c) {
+    int n = 0;
+    for (int i = 0; i < c->n_choices; i++) n += !c->choices[i].done;
+    return n;
+}
+
 static epx_status_t admit(epx_call_t *c, epx_api_error_t *err) {
     epx_http_t *h = c->http;
     pthread_mutex_lock(&h->lock);
-    int full = h->n_live + c->n_choices > h->cfg.max_live;
-    if (!full) h->n_live += c->n_choices;
+    int full = h->n_live + n_open(c) > h->cfg.max_live;
+    if (!full) h->n_live += n_open(c);
     pthread_mutex_unlock(&h->lock);
     if (full)
         return epx_api_fail(err, 429, "queue_full", NULL, "the queue is full: at most %d requests at a time", h->cfg.max_live);
@@ -139,11 +147,15 @@ epx_status_t epx_call_submit(epx_call_t *c, epx_api_error_t *err) {
     for (int i = 0; i < c->n_choices; i++) EPX_TRY(make_request(c, i, &req, err));
     for (int i = 0; c->req.echo && i < c->n_choices; i++) EPX_TRY(echo_prompt(c, i, err));
     EPX_TRY(admit(c, err));
-    for (int i = 0; i < c->n_choices; i++) {
+    for (int i = 0, left = n_open(c); i < c->n_choices; i++) {
+        if (c->choices[i].done) continue;
         epx_status_t s = make_request(c, i, &req, err);
         if (s >= 0 && (s = epx_call_submit_choice(&c->choices[i], &req)) < 0) s = submit_error(err, s);
-        if (s >= 0) continue;
-        give_back(c, c->n_choices - i);
+        if (s >= 0) {
+            left--;
+            continue;
+        }
+        give_back(c, left);
         epx_call_cancel(c);
         return s;
     }

@@ -38,7 +38,10 @@ static size_t feed(epx_text_stream_t *s, char c) {
     for (int i = 0; i < s->n_stops; i++) {
         epx_text_stop_t *t = &s->stops[i];
         t->matched = advance(t, t->matched, c);
-        if (t->matched == t->n_bytes && t->n_bytes > longest) longest = t->n_bytes;
+        if (t->matched == t->n_bytes && t->n_bytes > longest) {
+            longest = t->n_bytes;
+            s->stopped_by = i;
+        }
     }
     return longest;
 }

@@ -24,6 +24,7 @@ typedef struct {
     int n_stops;
     size_t n_in, n_out; /* bytes pushed; of these, bytes that are text now */
     int stopped;        /* a stop string was seen: further bytes are dropped */
+    int stopped_by;     /* which */
 } epx_text_stream_t;
 
 /* s: zeroed. stops [n_stops], each 1..EPX_API_MAX_STOP_BYTES bytes, borrowed until epx_text_stream_fini. */

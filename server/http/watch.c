@@ -25,6 +25,7 @@ static void watch_calls(epx_http_t *h, uint64_t now) {
     for (epx_call_t *c = h->calls; c; c = c->next) {
         if (!c->suspended) continue;
         if (has_left(c->fd)) c->gone = 1;
+        else if (c->deadline_ns && now >= c->deadline_ns) c->tick = 1;
         else if (c->req.stream && now - c->quiet_since_ns >= keepalive_ns) c->tick = 1;
         if (c->gone || c->tick) epx_call_wake_locked(c);
     }
