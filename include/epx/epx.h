@@ -75,6 +75,11 @@ EPX_API void epx_world_config_init(epx_world_config_t *cfg);
  * differ, or the failure of another rank with its message; with "tcp" and "env" also _TIMEOUT naming the missing ranks,
  * _MISMATCH (token, size, a rank that joined twice), _PEER. *out_world is written on success only; owned by the caller. */
 EPX_API epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world);
+/* n_ranks worlds whose ranks are threads of this process: no bootstrap is needed. Not collective: one thread makes them all and
+ * hands each to the thread that will be that rank; every other collective call is made by each rank's own thread.
+ * out_worlds  [n_ranks], rank i in place i; owned by the caller, each ended by epx_world_destroy()
+ * Returns     EPX_ERR_ARG, EPX_ERR_NOMEM: out_worlds untouched */
+EPX_API epx_status_t epx_world_create_local(int n_ranks, epx_world_t **out_worlds);
 /* -1 and 0 for NULL. */
 EPX_API int epx_world_rank(const epx_world_t *w);
 EPX_API int epx_world_size(const epx_world_t *w);

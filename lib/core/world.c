@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "boot/local.h"
 #include "core/core.h"
 
 enum { WORLD_MESSAGE_BYTES = 160 };
@@ -77,15 +78,20 @@ static epx_status_t judge(const world_record_t *all, const epx_boot_t *b, epx_st
     return EPX_OK;
 }
 
+static void own_peer(int world_rank, epx_peer_t *out) {
+    memset(out, 0, sizeof *out);
+    memcpy(out->process, process_token, sizeof process_token);
+    host_id(out->host);
+    out->pid = getpid();
+    out->uid = geteuid();
+    out->world_rank = world_rank;
+}
+
 static epx_status_t meet(epx_world_t *w, const epx_world_config_t *cfg) {
     world_record_t mine = {0}, *all = calloc((size_t)w->boot.n_ranks, sizeof *all);
     if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d world records", w->boot.n_ranks);
     epx_status_t s = check_own(cfg), t;
-    memcpy(mine.peer.process, process_token, sizeof process_token);
-    host_id(mine.peer.host);
-    mine.peer.pid = getpid();
-    mine.peer.uid = geteuid();
-    mine.peer.world_rank = w->boot.rank;
+    own_peer(w->boot.rank, &mine.peer);
     mine.n_ranks = w->boot.n_ranks;
     mine.status = s;
     if (s < 0) snprintf(mine.message, sizeof mine.message, "%.*s", WORLD_MESSAGE_BYTES - 1, epx_error_message());
@@ -97,6 +103,25 @@ static epx_status_t meet(epx_world_t *w, const epx_world_config_t *cfg) {
     return t;
 }
 
+/* Takes over *boot. NULL without memory; boot is closed then. */
+static epx_world_t *new_world(const epx_boot_t *boot, const epx_world_config_t *cfg) {
+    epx_boot_t b = *boot;
+    epx_world_t *w = calloc(1, sizeof *w);
+    if (w == NULL) {
+        epx_boot_close(&b);
+        return NULL;
+    }
+    w->boot = b;
+    w->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : EPX_BOOT_TIMEOUT_NS;
+    w->peers = calloc((size_t)boot->n_ranks, sizeof *w->peers);
+    if (cfg->transports != NULL) w->transports = strdup(cfg->transports);
+    if (w->peers == NULL || (cfg->transports != NULL && w->transports == NULL)) {
+        epx_world_destroy(w);
+        return NULL;
+    }
+    return w;
+}
+
 epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_world) {
     epx_status_t s;
     epx_boot_t boot;
@@ -104,24 +129,42 @@ epx_status_t epx_world_create(const epx_world_config_t *cfg, epx_world_t **out_w
     if (cfg->size != sizeof *cfg)
         return epx_fail(EPX_ERR_ARG, "cfg->size is %u; legal: %zu, set by epx_world_config_init()", cfg->size, sizeof *cfg);
     EPX_TRY(epx_boot_open(cfg, &boot));
-    epx_world_t *w = calloc(1, sizeof *w);
-    if (w == NULL) {
-        epx_boot_close(&boot);
-        return epx_fail(EPX_ERR_NOMEM, "no memory for a world");
-    }
-    w->boot = boot;
-    w->timeout_ns = cfg->timeout_ns ? cfg->timeout_ns : EPX_BOOT_TIMEOUT_NS;
-    w->peers = calloc((size_t)boot.n_ranks, sizeof *w->peers);
-    if (cfg->transports != NULL) w->transports = strdup(cfg->transports);
-    if (w->peers == NULL || (cfg->transports != NULL && w->transports == NULL)) {
-        s = epx_fail(EPX_ERR_NOMEM, "no memory for a world of %d ranks", boot.n_ranks);
-        goto err_world;
-    }
+    epx_world_t *w = new_world(&boot, cfg);
+    if (w == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for a world of %d ranks", boot.n_ranks);
     EPX_TRY_GOTO(s, meet(w, cfg), err_world);
     *out_world = w;
     return EPX_OK;
 err_world:
     epx_world_destroy(w);
+    return s;
+}
+
+epx_status_t epx_world_create_local(int n_ranks, epx_world_t **out_worlds) {
+    epx_world_config_t cfg;
+    epx_peer_t me;
+    epx_status_t s = EPX_OK;
+    epx_world_config_init(&cfg);
+    if (out_worlds == NULL) return epx_fail(EPX_ERR_ARG, "out_worlds is NULL");
+    if (n_ranks < 1 || n_ranks > EPX_MAX_RANKS) return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 1 to %d", n_ranks, EPX_MAX_RANKS);
+    EPX_TRY(check_own(&cfg));
+    own_peer(0, &me);
+    epx_boot_t *boots = calloc((size_t)n_ranks, sizeof *boots);
+    epx_world_t **worlds = calloc((size_t)n_ranks, sizeof *worlds);
+    if (boots == NULL || worlds == NULL) {
+        s = epx_fail(EPX_ERR_NOMEM, "no memory for %d worlds", n_ranks);
+        goto done;
+    }
+    EPX_TRY_GOTO(s, epx_boot_local(n_ranks, EPX_BOOT_TIMEOUT_NS, boots), done);
+    for (int n = 0; n < n_ranks; n++) { /* all boots are taken over, also after a failure */
+        worlds[n] = new_world(&boots[n], &cfg);
+        if (worlds[n] == NULL) s = epx_fail(EPX_ERR_NOMEM, "no memory for %d worlds", n_ranks);
+        for (int r = 0; worlds[n] != NULL && r < n_ranks; r++) worlds[n]->peers[r] = me, worlds[n]->peers[r].world_rank = r;
+    }
+    if (s == EPX_OK) memcpy(out_worlds, worlds, (size_t)n_ranks * sizeof *worlds);
+    for (int n = 0; s < 0 && n < n_ranks; n++) epx_world_destroy(worlds[n]);
+done:
+    free(worlds);
+    free(boots);
     return s;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/atomic.h"
 #include "tests/harness/components.h"
 #include "tests/harness/exchange.h"
 
@@ -162,6 +163,37 @@ static void two_worlds(void **state) {
     assert_int_equal(th_launch(mode, 2, body_two_worlds, NULL, 40, NULL), 0);
 }
 
+/* Worlds made by one thread for all: rank 0 hands them out. */
+static int body_local_worlds(th_rank_t *r) {
+    epx_world_t *worlds[3] = {NULL, NULL, NULL}, *mine;
+    epx_group_t *g = NULL;
+    if (r->rank == 0) {
+        TH_STATUS(r, epx_world_create_local(0, worlds), EPX_ERR_ARG);
+        TH_STATUS(r, epx_world_create_local(EPX_MAX_RANKS + 1, worlds), EPX_ERR_ARG);
+        TH_STATUS(r, epx_world_create_local(3, NULL), EPX_ERR_ARG);
+        TH_CHECK(r, worlds[0] == NULL, "%s", "a handle was written by a failing call");
+        TH_OK(r, epx_world_create_local(3, worlds));
+        for (int i = 0; i < 3; i++) epx_store_release_u64(&th_words(r)[i], (uint64_t)(uintptr_t)worlds[i]);
+    }
+    TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "barrier");
+    mine = (epx_world_t *)(uintptr_t)epx_load_acquire_u64(&th_words(r)[r->rank]);
+    TH_CHECK(r, epx_world_rank(mine) == r->rank && epx_world_size(mine) == 3, "rank %d of %d", epx_world_rank(mine), epx_world_size(mine));
+    for (int i = 0; i < 3; i++) {
+        static const int turned[] = {2, 0, 1};
+        th_case_t c = plain_case(NULL, 3, (uint64_t)i);
+        TH_OK(r, epx_group_create(mine, i == 1 ? turned : NULL, i == 1 ? 3 : 0, -1, &g));
+        if (th_case_run(r, g, &c) != 0) return -1;
+        epx_group_destroy(g);
+    }
+    epx_world_destroy(mine);
+    return 0;
+}
+
+static void local_worlds(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(TH_THREADS, 3, body_local_worlds, NULL, 40, NULL), 0);
+}
+
 static int check_gather(th_rank_t *r, epx_group_t *g, int i) {
     unsigned char mine[EPX_GROUP_RECORD_BYTES], all[4 * EPX_GROUP_RECORD_BYTES];
     int me = epx_group_rank(g), n = epx_group_size(g);
@@ -262,6 +294,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_groups), cmocka_unit_test(two_plans_at_once),
         cmocka_unit_test(two_worlds),     cmocka_unit_test(group_allgather),
+        cmocka_unit_test(local_worlds),
         cmocka_unit_test(bad_groups),     cmocka_unit_test(exact_results_do_not_depend_on_w),
     };
     if (argc > 1 && strcmp(argv[1], "processes") == 0) mode = TH_PROCESSES;
