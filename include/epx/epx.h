@@ -57,7 +57,7 @@ typedef struct {
     int rank, n_ranks;   /* -1: take from the bootstrap */
     const char *bootstrap; /* NULL with the two callbacks; "self" (one rank); "tcp:HOST:PORT" (rank 0 listens there, rank and
                               n_ranks are given, EPX_JOIN_TOKEN is the shared secret); "env" (a launcher's variables) */
-    /* Every rank gives n_bytes (at most a few hundred); out_all receives n_ranks * n_bytes in rank order. EPX_OK or a negative
+    /* Every rank gives n_bytes (at most 2 KiB); out_all receives n_ranks * n_bytes in rank order. EPX_OK or a negative
      * status. Called by world and group creation only. */
     epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
     epx_status_t (*barrier)(void *ctx);

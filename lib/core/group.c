@@ -1,5 +1,6 @@
 /* Groups: connect ranks over one transport, and all-gather small records over a control slab. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +33,8 @@ static uint64_t record_off(const epx_group_t *g, uint64_t parity, int src) {
     return EPX_HEAD_BYTES + (parity * (uint64_t)g->n_ranks + (uint64_t)src) * RECORD_STRIDE;
 }
 
-static record_t *record_at(const epx_group_t *g, int rank, uint64_t off) {
-    return (record_t *)(void *)(g->ctl->base[rank] + off);
+static const record_t *own_record(const epx_group_t *g, uint64_t off) {
+    return (const record_t *)(const void *)(g->ctl->base[g->rank] + off);
 }
 
 static size_t ctl_bytes(int n_ranks) {
@@ -93,8 +94,9 @@ static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, void *card)
     const epx_transport_t *t;
     EPX_TRY(epx_select_transport(w->transports, g->peers, g->n_ranks, &t));
     EPX_TRY(t->open(g->rank, g->n_ranks, g->peers, &g->net, card));
-    g->net->transport = t;
+    g->net->transport = t; /* before anything that may look at messages */
     EPX_TRY(t->slab_alloc(g->net, ctl_bytes(g->n_ranks), &g->ctl));
+    if (t->messages != NULL) EPX_TRY(t->messages->reserve(g->ctl, sizeof(record_t), sizeof(record_t), 2, g->timeout_ns));
     epx_slab_head(g->ctl, g->rank)->magic = EPX_SLAB_MAGIC;
     return EPX_OK;
 }
@@ -210,26 +212,27 @@ int epx_group_dead_rank(epx_group_t *g) {
     if (g == NULL) return -1;
     uint64_t word = epx_load_acquire_u64(&epx_slab_head(g->ctl, g->rank)->abort_word);
     if (word != 0 && epx_abort_status(word) == EPX_ERR_PEER) return epx_abort_about(word);
+    epx_net_progress(g->net);
     return g->net->transport->dead_rank(g->net);
 }
 
 /* ---- all-gather ---- */
 
 static void push_record(epx_group_t *g, const void *mine, size_t n_bytes, uint64_t parity) {
-    uint64_t off = record_off(g, parity, g->rank);
+    uint64_t off = record_off(g, parity, g->rank), n_bytes_64 = n_bytes;
     for (int i = 1; i < g->n_ranks; i++) {
         int dst = (g->rank + i) % g->n_ranks;
-        record_t *r = record_at(g, dst, off);
-        r->n_bytes = n_bytes;
-        memcpy(r->data, mine, n_bytes);
-        epx_slab_signal(g->ctl, dst, off, g->epoch);
+        char *at = epx_slab_put(g->ctl, dst, off + offsetof(record_t, n_bytes), sizeof n_bytes_64 + n_bytes);
+        memcpy(at, &n_bytes_64, sizeof n_bytes_64);
+        memcpy(at + sizeof n_bytes_64, mine, n_bytes);
+        epx_slab_signal(g->ctl, dst, off, g->epoch); /* seq */
     }
 }
 
 static epx_status_t take_record(epx_group_t *g, const epx_wait_t *w, int src, uint64_t parity, size_t n_bytes, void *out) {
     uint64_t off = record_off(g, parity, src);
     EPX_TRY(epx_wait_ge(w, src, off, g->epoch));
-    const record_t *r = record_at(g, g->rank, off);
+    const record_t *r = own_record(g, off);
     if (r->n_bytes != n_bytes)
         return epx_fail(EPX_ERR_MISMATCH, "all-gather of %zu bytes on rank %d and %" PRIu64 " bytes on rank %d", n_bytes, g->rank,
                         r->n_bytes, src);
@@ -255,6 +258,7 @@ static epx_status_t allgather(epx_group_t *g, const void *mine, size_t n_bytes, 
         g->lost = 1;
         return s;
     }
+    epx_slab_drain(g->ctl);
     return EPX_OK;
 }
 

@@ -103,12 +103,13 @@ static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out
     return EPX_OK;
 }
 
-/* c: validated and normalised. */
-static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, sizes_t *z) {
+/* c: validated and normalised. by_messages: some rows arrive in region D whatever the backend. */
+static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, int by_messages, sizes_t *z) {
+    uint32_t regions = a2a->regions | (by_messages ? EPX_REGION_D : 0);
     size_t rows = 0, places = 0, slots = 0;
     memset(z, 0, sizeof *z);
     z->a2a = a2a;
-    EPX_TRY(epx_slab_layout(c, n_ranks, a2a->regions, &z->layout));
+    EPX_TRY(epx_slab_layout(c, n_ranks, regions, &z->layout));
     EPX_TRY(most_local(c, n_ranks, &z->n_local_max));
     int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
     if (!epx_mul_size((size_t)n_ranks, (size_t)c->max_tokens, &rows) || !epx_mul_size(rows, (size_t)per_token, &z->row_max) ||
@@ -141,7 +142,7 @@ epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *o
     if (out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "out_bytes is NULL");
     EPX_TRY(epx_validate_config(cfg, n_ranks, &c));
     EPX_TRY(epx_select_a2a(NULL, &c, &a2a));
-    EPX_TRY(measure(&c, n_ranks, a2a, &z));
+    EPX_TRY(measure(&c, n_ranks, a2a, 0, &z));
     *out_bytes = z.layout.total_bytes + z.private_bytes;
     return EPX_OK;
 }
@@ -201,7 +202,7 @@ static epx_status_t prepare(epx_group_t *g, const epx_plan_config_t *cfg, epx_pl
     const epx_a2a_t *a2a;
     EPX_TRY(epx_validate_config(cfg, g->n_ranks, c));
     EPX_TRY(epx_select_a2a(g->net, c, &a2a));
-    EPX_TRY(measure(c, g->n_ranks, a2a, z));
+    EPX_TRY(measure(c, g->n_ranks, a2a, g->net->n_messages > 0, z));
     return g->net->transport->slab_check(g->net, z->layout.total_bytes, ranks_on_host(g));
 }
 
@@ -232,11 +233,27 @@ static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_st
 /* Every mapping is the slab that its owner made for this plan. */
 static epx_status_t check_heads(const epx_plan_t *p, uint64_t hash) {
     for (int r = 0; r < p->n_ranks; r++) {
+        if (p->slab->base[r] == NULL) continue; /* reached by messages, which name the plan */
         const epx_slab_head_t *h = epx_slab_head(p->slab, r);
         if (h->magic != EPX_SLAB_MAGIC || h->hash != hash)
             return epx_fail(EPX_ERR_INTERNAL, "the slab mapped for rank %d is not the one of this plan", r);
     }
     return EPX_OK;
+}
+
+/* Own slab, and buffers for messages where there are any. */
+static epx_status_t take_slab(epx_group_t *g, const sizes_t *z, epx_plan_t *p) {
+    const epx_messages_t *m = g->net->transport->messages;
+    const epx_slab_layout_t *l = &z->layout;
+    EPX_TRY(g->net->transport->slab_alloc(g->net, l->total_bytes, &p->slab));
+    if (m == NULL) return EPX_OK;
+    uint64_t table = l->route_block * 4, scales = l->n_scales * 4, put = table, t = l->max_tokens;
+    uint64_t per_token = p->cfg.combine == EPX_COMBINE_PARTIAL ? 1 : p->row_max / ((uint64_t)g->n_ranks * t);
+    uint64_t dispatch = 2 * table + t * (l->wire_row_bytes + scales), combine = t * per_token * l->combine_row_bytes;
+    if (put < l->wire_row_bytes) put = l->wire_row_bytes;
+    if (put < l->combine_row_bytes) put = l->combine_row_bytes;
+    if (put < scales) put = scales;
+    return m->reserve(p->slab, put, dispatch > combine ? dispatch : combine, 2 * p->cfg.n_channels, p->cfg.timeout_ns);
 }
 
 epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan) {
@@ -251,7 +268,7 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     if (s >= 0) s = prepare(g, cfg, &c, &z);
     EPX_TRY(epx_group_agree(g, compare(g, readable, s, &hash), "plan check"));
     s = new_plan(g, &c, &z, &p);
-    if (s >= 0) s = g->net->transport->slab_alloc(g->net, z.layout.total_bytes, &p->slab);
+    if (s >= 0) s = take_slab(g, &z, p);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan memory"), err_plan);
     epx_slab_head(p->slab, p->rank)->magic = EPX_SLAB_MAGIC;
     epx_slab_head(p->slab, p->rank)->hash = hash;
@@ -337,6 +354,7 @@ static epx_status_t leave(epx_plan_t *p) {
     epx_wait_t w = {p->net, p->slab, "destroy", 1, p->cfg.timeout_ns, NULL};
     for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
     for (int r = 0; r < p->n_ranks; r++) EPX_TRY(epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1));
+    epx_slab_drain(p->slab);
     return EPX_OK;
 }
 

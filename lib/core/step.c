@@ -34,11 +34,12 @@ static epx_status_t check_alive(epx_plan_t *p) {
 
 epx_status_t epx_plan_poll(epx_plan_t *p) {
     if (p == NULL) return epx_fail(EPX_ERR_ARG, "plan is NULL");
+    epx_net_progress(p->net);
     EPX_TRY(check_alive(p));
     int dead = p->net->transport->dead_rank(p->net);
     if (dead < 0) return EPX_OK;
     epx_slab_abort(p->slab, epx_abort_pack(EPX_ERR_PEER, p->rank, dead));
-    return epx_plan_fail(p, epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone", dead, (long long)p->net->peers[dead].pid));
+    return epx_plan_fail(p, epx_fail(EPX_ERR_PEER, "%s is gone", epx_peer_text(p->net, dead)));
 }
 
 epx_status_t epx_plan_abort(epx_plan_t *p) {

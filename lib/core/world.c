@@ -27,8 +27,15 @@ static int token_ok;
 
 static void make_token(void) { token_ok = getrandom(process_token, sizeof process_token, 0) == (ssize_t)sizeof process_token; }
 
+/* EPX_EMULATED_HOSTS=N: ranks of one host act as if they were on N, so that messages can be tested on one machine. */
+static uint64_t emulated_host(int rank, int n_ranks) {
+    const char *text = getenv("EPX_EMULATED_HOSTS");
+    int n = text == NULL ? 1 : atoi(text);
+    return n > 1 ? (uint64_t)rank * (uint64_t)n / (uint64_t)n_ranks : 0;
+}
+
 /* Boot id and network namespace: abstract sockets reach exactly the ranks that share both. */
-static void host_id(uint8_t out[16]) {
+static void host_id(int rank, int n_ranks, uint8_t out[16]) {
     char text[64] = "";
     struct stat st = {0};
     uint64_t h = UINT64_C(14695981039346656037);
@@ -37,7 +44,7 @@ static void host_id(uint8_t out[16]) {
     if (f != NULL) fclose(f);
     for (const char *c = text; *c != '\0'; c++) h = (h ^ (uint8_t)*c) * UINT64_C(1099511628211);
     (void)stat("/proc/self/ns/net", &st);
-    uint64_t ns = (uint64_t)st.st_ino;
+    uint64_t ns = (uint64_t)st.st_ino ^ emulated_host(rank, n_ranks) << 48;
     memcpy(out, &h, 8);
     memcpy(out + 8, &ns, 8);
 }
@@ -78,10 +85,11 @@ static epx_status_t judge(const world_record_t *all, const epx_boot_t *b, epx_st
     return EPX_OK;
 }
 
-static void own_peer(int world_rank, epx_peer_t *out) {
+static void own_peer(int world_rank, int n_ranks, epx_peer_t *out) {
     memset(out, 0, sizeof *out);
     memcpy(out->process, process_token, sizeof process_token);
-    host_id(out->host);
+    host_id(world_rank, n_ranks, out->host);
+    (void)gethostname(out->node, sizeof out->node - 1);
     out->pid = getpid();
     out->uid = geteuid();
     out->world_rank = world_rank;
@@ -91,7 +99,7 @@ static epx_status_t meet(epx_world_t *w, const epx_world_config_t *cfg) {
     world_record_t mine = {0}, *all = calloc((size_t)w->boot.n_ranks, sizeof *all);
     if (all == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d world records", w->boot.n_ranks);
     epx_status_t s = check_own(cfg), t;
-    own_peer(w->boot.rank, &mine.peer);
+    own_peer(w->boot.rank, w->boot.n_ranks, &mine.peer);
     mine.n_ranks = w->boot.n_ranks;
     mine.status = s;
     if (s < 0) snprintf(mine.message, sizeof mine.message, "%.*s", WORLD_MESSAGE_BYTES - 1, epx_error_message());
@@ -147,7 +155,7 @@ epx_status_t epx_world_create_local(int n_ranks, epx_world_t **out_worlds) {
     if (out_worlds == NULL) return epx_fail(EPX_ERR_ARG, "out_worlds is NULL");
     if (n_ranks < 1 || n_ranks > EPX_MAX_RANKS) return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 1 to %d", n_ranks, EPX_MAX_RANKS);
     EPX_TRY(check_own(&cfg));
-    own_peer(0, &me);
+    own_peer(0, 1, &me);
     epx_boot_t *boots = calloc((size_t)n_ranks, sizeof *boots);
     epx_world_t **worlds = calloc((size_t)n_ranks, sizeof *worlds);
     if (boots == NULL || worlds == NULL) {

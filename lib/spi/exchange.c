@@ -1,4 +1,4 @@
-/* The one-sided exchange over mapped slabs: who writes what into whose slab, and when. See docs/protocol.md. */
+/* The exchange over slabs: who writes what into whose slab, and when. See docs/protocol.md. */
 #include "spi/exchange.h"
 
 #include <string.h>
@@ -11,12 +11,14 @@
 static char *own(const epx_plan_t *p, uint64_t off) { return p->slab->base[p->rank] + off; }
 
 const void *epx_exchange_rows(const epx_plan_t *p, int channel, int rank) {
+    if (p->slab->base[rank] == NULL) return own(p, epx_d_row_off(&p->layout, channel, rank, 0));
     uint64_t off = p->cfg.wire_dtype == p->cfg.token_dtype ? p->layout.x_off : p->layout.stage_off;
     return p->slab->base[rank] + epx_channel_off(&p->layout, channel) + off;
 }
 
 const float *epx_exchange_scales(const epx_plan_t *p, int channel, int rank) {
     if (p->layout.n_scales == 0) return NULL;
+    if (p->slab->base[rank] == NULL) return (const float *)(const void *)own(p, epx_d_scale_off(&p->layout, channel, rank, 0));
     return (const float *)(const void *)(p->slab->base[rank] + epx_channel_off(&p->layout, channel) + p->layout.stage_scale_off);
 }
 
@@ -39,13 +41,36 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
 
 void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io) {
     const epx_slab_layout_t *l = &p->layout;
-    char *base = p->slab->base[dst];
+    uint64_t n_tokens = (uint64_t)io->n_tokens;
     size_t bytes = (size_t)io->n_tokens * (size_t)p->cfg.top_k * 4;
-    *epx_slab_word(p->slab, dst, epx_count_off(l, channel, p->rank)) = (uint64_t)io->n_tokens;
+    memcpy(epx_slab_put(p->slab, dst, epx_count_off(l, channel, p->rank), sizeof n_tokens), &n_tokens, sizeof n_tokens);
     if (bytes == 0) return;
     if (!(EPX_MUTANT(stale_routing) && p->channels[channel].epoch % 3 == 0))
-        memcpy(base + epx_ids_off(l, channel, p->rank), io->ids, bytes);
-    memcpy(base + epx_weights_off(l, channel, p->rank), io->weights, bytes);
+        memcpy(epx_slab_put(p->slab, dst, epx_ids_off(l, channel, p->rank), bytes), io->ids, bytes);
+    memcpy(epx_slab_put(p->slab, dst, epx_weights_off(l, channel, p->rank), bytes), io->weights, bytes);
+}
+
+static int goes_to(const epx_plan_t *p, const int32_t *ids, int dst) {
+    for (int k = 0; k < p->cfg.top_k; k++)
+        if (ids[k] >= 0 && p->expert_rank[ids[k]] == dst) return 1;
+    return 0;
+}
+
+void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t *io, int all_tokens) {
+    const epx_slab_layout_t *l = &p->layout;
+    const char *rows = epx_exchange_rows(p, channel, p->rank);
+    const float *scales = epx_exchange_scales(p, channel, p->rank);
+    size_t n = (size_t)io->n_tokens, k_max = (size_t)p->cfg.top_k, scale_bytes = l->n_scales * sizeof(float);
+    for (size_t t = 0; t < n; t++) {
+        if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
+        char *at = epx_slab_put(p->slab, dst, epx_d_row_off(l, channel, p->rank, t), l->wire_row_bytes);
+        memcpy(at, rows + t * l->wire_row_bytes, l->wire_row_bytes);
+    }
+    for (size_t t = 0; scale_bytes && t < n; t++) { /* apart from the rows, so that both are long runs */
+        if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
+        memcpy(epx_slab_put(p->slab, dst, epx_d_scale_off(l, channel, p->rank, t), scale_bytes), scales + t * l->n_scales,
+               scale_bytes);
+    }
 }
 
 /* Own rank last: peers are on the critical path. */
@@ -83,6 +108,7 @@ epx_status_t epx_exchange_wait_dispatch(epx_plan_t *p, int channel) {
     if (EPX_MUTANT(drop_wait_dispatch)) return EPX_OK;
     for (int i = 0; i < p->n_ranks; i++)
         EPX_TRY(epx_wait_ge(&w, nth_dst(p, i), epx_flag_d_off(&p->layout, channel, nth_dst(p, i)), w.epoch));
+    epx_slab_drain(p->slab);
     if (EPX_MUTANT(early_reuse) && p->rank % 2 == 1) EPX_MUTANT_PAUSE();
     return EPX_OK;
 }
@@ -95,6 +121,7 @@ epx_status_t epx_exchange_wait_combine(epx_plan_t *p, int channel) {
         if (EPX_MUTANT(early_reuse) && !sends_rows_to(p, channel, src)) continue;
         EPX_TRY(epx_wait_ge(&w, src, epx_flag_c_off(&p->layout, channel, src), w.epoch));
     }
+    epx_slab_drain(p->slab);
     return EPX_OK;
 }
 
@@ -107,9 +134,16 @@ void epx_exchange_open_routing(epx_plan_t *p, int channel) {
     }
 }
 
-static char *c_row(const epx_plan_t *p, int channel, int rank, uint64_t plane, uint64_t token) {
+/* Where a row goes that another rank, or this one, will sum. */
+static char *c_slot(const epx_plan_t *p, int channel, int rank, uint64_t plane, uint64_t token) {
     if (EPX_MUTANT(channels_share_rows)) channel = 0;
-    return p->slab->base[rank] + epx_c_row_off(&p->layout, channel, plane, token);
+    return epx_slab_put(p->slab, rank, epx_c_row_off(&p->layout, channel, plane, token), p->layout.combine_row_bytes);
+}
+
+/* Where this rank finds such a row. */
+static char *c_row(const epx_plan_t *p, int channel, uint64_t plane, uint64_t token) {
+    if (EPX_MUTANT(channels_share_rows)) channel = 0;
+    return own(p, epx_c_row_off(&p->layout, channel, plane, token));
 }
 
 /* The mutant's rounding: drop the low bits. */
@@ -134,7 +168,7 @@ static void send_exact(epx_plan_t *p, int channel, const void *x) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             int src = (int)r->entries[i].src;
             const char *y = (const char *)x + epx_route_row(p, ch, e, i) * row_bytes;
-            char *dst = c_row(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
+            char *dst = c_slot(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
             if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
                 p->cfg.expert_dtype == EPX_F32)
                 truncate_row((uint16_t *)(void *)dst, (const float *)(const void *)y, h);
@@ -167,7 +201,7 @@ static void send_partial(epx_plan_t *p, int channel, const void *x, int all_toke
         for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
             int n = partial_terms(p, r, src, t, x, terms);
             if (n == 0 && !all_tokens) continue;
-            char *dst = c_row(p, channel, src, (uint64_t)p->rank, slot_of(p, channel, src, t));
+            char *dst = c_slot(p, channel, src, (uint64_t)p->rank, slot_of(p, channel, src, t));
             epx_row_weighted_sum(dst, p->cfg.combine_dtype, terms, n, p->cfg.expert_dtype, NULL, h);
             if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && h <= EPX_ROW_CHUNK) {
                 epx_row_weighted_sum(sum, EPX_F32, terms, n, p->cfg.expert_dtype, NULL, h);
@@ -193,7 +227,7 @@ static int exact_terms(const epx_plan_t *p, int channel, size_t t, epx_row_term_
         size_t k = EPX_MUTANT(wrong_k_order) ? k_max - 1 - i : i, first = 0;
         if (ids[k] < 0) continue;
         while (ids[first] != ids[k]) first++;
-        terms[n].row = c_row(p, channel, p->rank, first, t);
+        terms[n].row = c_row(p, channel, first, t);
         terms[n++].weight = r->weights[p->rank][t * k_max + k];
     }
     return n;
@@ -207,7 +241,7 @@ static int partial_sum_terms(const epx_plan_t *p, int channel, size_t t, int all
     for (int k = 0; k < p->cfg.top_k; k++)
         if (ids[k] >= 0) r->stamp[p->expert_rank[ids[k]]] = t + 1;
     for (int src = 0; src < p->n_ranks; src++)
-        if (all_tokens || r->stamp[src] == t + 1) r->terms[n++].row = c_row(p, channel, p->rank, (uint64_t)src, t);
+        if (all_tokens || r->stamp[src] == t + 1) r->terms[n++].row = c_row(p, channel, (uint64_t)src, t);
     return n;
 }
 

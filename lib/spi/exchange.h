@@ -7,11 +7,14 @@
 
 /* Bring x into the own slab in wire form: copy, quantise, or nothing when io->x is epx_plan_input() itself. */
 void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io);
-/* Own rows in wire form, and their scales (NULL without). */
+/* Rows of `rank` in wire form as this rank reads them, and their scales (NULL without): in place where its slab is mapped, else
+ * where its messages put them. */
 const void *epx_exchange_rows(const epx_plan_t *p, int channel, int rank);
 const float *epx_exchange_scales(const epx_plan_t *p, int channel, int rank);
 /* Write ids, weights and count into `dst`'s slab. */
 void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io);
+/* Put rows (after epx_exchange_stage()) and scales into D of `dst`: of all tokens, or of those that go there. */
+void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t *io, int all_tokens);
 /* Flag every rank: this rank's part of the phase is done. */
 void epx_exchange_flag_dispatch(epx_plan_t *p, int channel);
 void epx_exchange_flag_combine(epx_plan_t *p, int channel);

@@ -68,6 +68,12 @@ static inline uint64_t epx_ids_off(const epx_slab_layout_t *l, int channel, int 
 static inline uint64_t epx_weights_off(const epx_slab_layout_t *l, int channel, int src) {
     return epx_channel_off(l, channel) + l->weights_off + (uint64_t)src * l->route_block * 4;
 }
+static inline uint64_t epx_d_row_off(const epx_slab_layout_t *l, int channel, int src, uint64_t token) {
+    return epx_channel_off(l, channel) + l->d_off + ((uint64_t)src * l->max_tokens + token) * l->wire_row_bytes;
+}
+static inline uint64_t epx_d_scale_off(const epx_slab_layout_t *l, int channel, int src, uint64_t token) {
+    return epx_channel_off(l, channel) + l->d_scale_off + ((uint64_t)src * l->max_tokens + token) * l->n_scales * 4;
+}
 /* plane: k (exact) or the sending rank (partial). */
 static inline uint64_t epx_c_row_off(const epx_slab_layout_t *l, int channel, uint64_t plane, uint64_t token) {
     return epx_channel_off(l, channel) + l->c_off + (plane * l->max_tokens + token) * l->combine_row_bytes;

@@ -1,5 +1,6 @@
 /* What a transport must provide: connect the ranks of a group, give every rank a slab that all ranks can reach, and tell
- * which peer is dead. Mapped transports (EPX_LINK_MAPPED) give each peer's base address; they share the waits of spi/wait.h.
+ * which peer is dead. A peer is mapped (its base address is known here) or reached by messages; a group may have both. All
+ * share the waits of spi/wait.h.
  * A transport includes only spi/ and base/. */
 #ifndef EPX_SPI_TRANSPORT_H
 #define EPX_SPI_TRANSPORT_H
@@ -10,6 +11,9 @@
 #include "epx/epx.h"
 
 typedef struct epx_transport epx_transport_t;
+typedef struct epx_net epx_net_t;
+
+enum { EPX_NODE_BYTES = 40 };
 
 /* One rank as its peers know it, exchanged when the world is made. */
 typedef struct {
@@ -19,25 +23,50 @@ typedef struct {
     int64_t uid;
     int32_t world_rank;
     int32_t pad;
+    char node[EPX_NODE_BYTES]; /* host name, for messages */
 } epx_peer_t;
 
-/* Memory of one plan or group: base[r] is rank r's slab in this process. Mapped transports only. */
+/* Memory of one plan or group: base[r] is rank r's slab in this process, or NULL when r is reached by messages. */
 typedef struct {
     int rank, n_ranks;
     size_t bytes;
-    char **base; /* [n_ranks], owned by the transport; all set after slab_share() */
+    char **base;    /* [n_ranks], owned by the transport; set after slab_share(), the own one before */
+    epx_net_t *net; /* set where a base may be NULL */
 } epx_slab_t;
 
 /* The connection of one group over one transport; transports embed it as their first member. */
-typedef struct {
+struct epx_net {
     const epx_transport_t *transport; /* borrowed, static */
     int rank, n_ranks;
     const epx_peer_t *peers; /* [n_ranks], borrowed from the group */
     int may_spin;            /* 0 when there are more ranks on this host than cores */
     epx_slab_t *ctl;         /* the group's control slab once shared; owned by the group */
-} epx_net_t;
+    int n_messages;          /* peers that are reached by messages */
+};
 
-enum { EPX_NET_CARD_BYTES = 64 };
+enum { EPX_NET_CARD_BYTES = 1024 };
+
+/* Peers whose memory is not mapped. A message is a list of puts into the peer's slab, closed by one flag. The receiver applies
+ * every put of every message sent before the flag, then the flag (release); it does so inside its own calls of progress(), which
+ * all waits make. Messages may be split and may overtake each other. One thread a slab, but abort(), progress() and left():
+ * any thread. */
+typedef struct {
+    /* Local, after slab_alloc(): buffers, so that puts and signals take no memory. put_bytes: the largest put; phase_bytes: all
+     * puts of one phase to one peer; n_phases: phases that may be in flight to one peer. */
+    epx_status_t (*reserve)(epx_slab_t *slab, size_t put_bytes, size_t phase_bytes, int n_phases, uint64_t timeout_ns);
+    /* Where to write n_bytes that go to `off` of rank's slab: before the next put or signal to that rank. Never NULL: after a
+     * failure, which aborts the own slab, what is written is lost. */
+    char *(*put)(const epx_slab_t *slab, int rank, uint64_t off, size_t n_bytes);
+    void (*signal)(const epx_slab_t *slab, int rank, uint64_t off, uint64_t value);
+    void (*abort)(const epx_slab_t *slab, int rank, uint64_t word);
+    /* Until all messages of this slab have left this host, so that a rank may then stay away; bounded by timeout_ns. */
+    void (*drain)(const epx_slab_t *slab);
+    void (*progress)(epx_net_t *net);
+    /* Sleep until a message comes, at most max_ns. */
+    void (*idle)(epx_net_t *net, uint64_t max_ns);
+    /* Has that peer destroyed its group? */
+    int (*left)(const epx_net_t *net, int rank);
+} epx_messages_t;
 
 struct epx_transport {
     const char *name, *detail;
@@ -59,6 +88,12 @@ struct epx_transport {
     void (*slab_free)(epx_net_t *net, epx_slab_t *slab);
     /* A rank whose process has died, or -1. Slow path of waits: one system call at most. Any thread. */
     int (*dead_rank)(epx_net_t *net);
+    const epx_messages_t *messages; /* NULL: every peer is mapped */
+    /* Is it there on this machine? NULL: always. EPX_ERR_UNSUPPORTED with the reason; the same answer each time. */
+    epx_status_t (*probe)(void);
 };
+
+/* The transport that joins the ranks of one host, for transports that join hosts. Static. */
+const epx_transport_t *epx_transport_of_host(void);
 
 #endif

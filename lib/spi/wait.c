@@ -1,9 +1,12 @@
-/* Slow paths of flags and waits: yield, park, deadline, dead peers. System calls: sched_yield, futex, poll (in dead_rank). */
+/* Slow paths of flags and waits: yield, park, deadline, dead peers. System calls: sched_yield, futex, poll (in dead_rank), and
+ * those of message transports. */
 #include "spi/wait.h"
 
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,8 +16,10 @@
 
 /* A flag takes 0.15 us, a futex wake 40 us (docs/protocol.md, section 6). So: some flag times without a system call, then polls
  * between yields, which give a peer on the same core its turn, then sleep. */
-enum { POLLS_PER_CLOCK = 64, POLLS_BEFORE_YIELD = 20 };
+enum { POLLS_PER_CLOCK = 64, POLLS_BEFORE_YIELD = 20, POLLS_PER_PROGRESS = 4 };
 static const uint64_t SPIN_NS = 5000, YIELD_NS = 400000, SLICE_NS = 20000000;
+/* With message peers: how long to sleep for one of them, or for a mapped one while messages may come. */
+static const uint64_t IDLE_NS = 1000000, MIXED_SLICE_NS = 200000;
 
 _Static_assert(sizeof(epx_slab_head_t) == EPX_HEAD_BYTES, "slab head");
 
@@ -24,9 +29,22 @@ void epx_slab_wake(const epx_slab_t *s, int rank) {
     syscall(SYS_futex, &h->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
+const char *epx_peer_text(const epx_net_t *net, int rank) {
+    static _Thread_local char text[EPX_NODE_BYTES + 64];
+    const epx_peer_t *p = &net->peers[rank];
+    int here = memcmp(p->host, net->peers[net->rank].host, sizeof p->host) == 0;
+    snprintf(text, sizeof text, "rank %d (pid %lld%s%.*s)", rank, (long long)p->pid, here ? "" : " on ",
+             here ? 0 : EPX_NODE_BYTES, p->node);
+    return text;
+}
+
 void epx_slab_abort(const epx_slab_t *s, uint64_t word) {
     for (int r = 0; r < s->n_ranks; r++) {
         uint64_t none = 0;
+        if (s->base[r] == NULL) {
+            s->net->transport->messages->abort(s, r, word);
+            continue;
+        }
         __atomic_compare_exchange_n(&epx_slab_head(s, r)->abort_word, &none, word, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&epx_slab_head(s, r)->parked, __ATOMIC_SEQ_CST)) epx_slab_wake(s, r);
     }
@@ -36,8 +54,7 @@ epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word) {
     int origin = epx_abort_origin(word), about = epx_abort_about(word);
     epx_status_t s = epx_abort_status(word);
     if (s == EPX_ERR_PEER && about >= 0 && about < net->n_ranks)
-        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone; found by rank %d", about, (long long)net->peers[about].pid,
-                        origin);
+        return epx_fail(EPX_ERR_PEER, "%s is gone; found by rank %d", epx_peer_text(net, about), origin);
     if (s == EPX_ERR_TIMEOUT)
         return epx_fail(EPX_ERR_ABORTED, "rank %d gave up waiting for rank %d and aborted the plan", origin, about);
     return epx_fail(EPX_ERR_ABORTED, "rank %d aborted the plan", origin);
@@ -56,8 +73,14 @@ static void park(const epx_wait_t *w, const uint64_t *word, uint64_t value, uint
 
 static epx_status_t peer_gone(const epx_wait_t *w, int dead) {
     epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, dead));
-    return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) is gone: %s epoch %llu cannot finish", dead,
-                    (long long)w->net->peers[dead].pid, w->phase, (unsigned long long)w->epoch);
+    return epx_fail(EPX_ERR_PEER, "%s is gone: %s epoch %llu cannot finish", epx_peer_text(w->net, dead), w->phase,
+                    (unsigned long long)w->epoch);
+}
+
+static int has_left(const epx_net_t *net, int peer) {
+    if (net->ctl == NULL) return 0;
+    if (net->ctl->base[peer] == NULL) return net->transport->messages->left(net, peer);
+    return epx_load_acquire_u32(&epx_slab_head(net->ctl, peer)->left) != 0;
 }
 
 /* Has anything happened that ends the wait for `value` with an error? Called between slices. */
@@ -67,32 +90,43 @@ static epx_status_t look_around(const epx_wait_t *w, int peer, const uint64_t *w
     int dead = w->net->transport->dead_rank(w->net);
     if (dead >= 0) return peer_gone(w, dead);
     /* A peer may leave right after its last word. Its `left` is then seen with the word, and nobody is to be told of a loss. */
-    if (w->net->ctl != NULL && epx_load_acquire_u32(&epx_slab_head(w->net->ctl, peer)->left) &&
-        epx_load_acquire_u64(word) < value) {
+    if (has_left(w->net, peer) && epx_load_acquire_u64(word) < value) {
         epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, peer));
-        return epx_fail(EPX_ERR_PEER, "rank %d (pid %lld) has left the group: %s epoch %llu cannot finish", peer,
-                        (long long)w->net->peers[peer].pid, w->phase, (unsigned long long)w->epoch);
+        return epx_fail(EPX_ERR_PEER, "%s has left the group: %s epoch %llu cannot finish", epx_peer_text(w->net, peer), w->phase,
+                        (unsigned long long)w->epoch);
     }
     return EPX_OK;
 }
 
 static epx_status_t timed_out(const epx_wait_t *w, int peer, uint64_t value, uint64_t seen) {
     epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_TIMEOUT, w->net->rank, peer));
-    return epx_fail(EPX_ERR_TIMEOUT, "%s: rank %d waited %.3f s for rank %d (pid %lld): epoch %llu, expected %llu, seen %llu",
-                    w->phase, w->net->rank, (double)w->timeout_ns * 1e-9, peer, (long long)w->net->peers[peer].pid,
-                    (unsigned long long)w->epoch, (unsigned long long)value, (unsigned long long)seen);
+    return epx_fail(EPX_ERR_TIMEOUT, "%s: rank %d waited %.3f s for %s: epoch %llu, expected %llu, seen %llu", w->phase,
+                    w->net->rank, (double)w->timeout_ns * 1e-9, epx_peer_text(w->net, peer), (unsigned long long)w->epoch,
+                    (unsigned long long)value, (unsigned long long)seen);
 }
 
-/* Poll without system calls, or with sched_yield, until `limit_ns` have gone since start. 1: the word has arrived. */
-static int poll_word(const uint64_t *word, uint64_t value, uint64_t start, uint64_t limit_ns, int yield) {
+/* Poll without system calls, or with sched_yield, until `limit_ns` have gone since start. 1: the word has arrived. Messages are
+ * taken in between. */
+static int poll_word(epx_net_t *net, const uint64_t *word, uint64_t value, uint64_t start, uint64_t limit_ns, int yield) {
+    int polls = net->n_messages ? POLLS_PER_PROGRESS : yield ? POLLS_BEFORE_YIELD : POLLS_PER_CLOCK;
     do {
-        for (int i = 0; i < (yield ? POLLS_BEFORE_YIELD : POLLS_PER_CLOCK); i++) {
+        for (int i = 0; i < polls; i++) {
             if (epx_load_acquire_u64(word) >= value) return 1;
             EPX_CPU_RELAX();
         }
+        epx_net_progress(net);
         if (yield) sched_yield();
     } while (epx_now_ns() - start < limit_ns);
     return 0;
+}
+
+/* Between looks. Where messages may come, no sleep is long: they are taken in by this thread. */
+static void sleep_a_slice(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value, uint64_t left_ns) {
+    uint64_t most = w->net->n_messages == 0 ? SLICE_NS : w->slab->base[peer] == NULL ? IDLE_NS : MIXED_SLICE_NS;
+    uint64_t slice = left_ns < most ? left_ns : most;
+    if (w->slab->base[peer] == NULL) w->net->transport->messages->idle(w->net, slice);
+    else park(w, word, value, slice);
+    epx_net_progress(w->net);
 }
 
 static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value, uint64_t start) {
@@ -101,10 +135,9 @@ static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *w
         /* Data that has arrived wins over the news that its sender is gone. */
         if (epx_load_acquire_u64(word) >= value) return EPX_OK;
         if (s < 0) return s;
-        uint64_t spent = epx_now_ns() - start, slice = SLICE_NS;
+        uint64_t spent = epx_now_ns() - start;
         if (spent >= w->timeout_ns) return timed_out(w, peer, value, epx_load_acquire_u64(word));
-        if (w->timeout_ns - spent < slice) slice = w->timeout_ns - spent;
-        park(w, word, value, slice);
+        sleep_a_slice(w, peer, word, value, w->timeout_ns - spent);
     }
 }
 
@@ -113,7 +146,7 @@ epx_status_t epx_wait_slow(const epx_wait_t *w, int peer, uint64_t off, uint64_t
     uint64_t start = epx_now_ns(), spin = SPIN_NS < w->timeout_ns ? SPIN_NS : w->timeout_ns;
     uint64_t yield = YIELD_NS < w->timeout_ns ? YIELD_NS : w->timeout_ns;
     epx_status_t s = EPX_OK;
-    if (!(w->net->may_spin && poll_word(word, value, start, spin, 0)) && !poll_word(word, value, start, yield, 1))
+    if (!(w->net->may_spin && poll_word(w->net, word, value, start, spin, 0)) && !poll_word(w->net, word, value, start, yield, 1))
         s = wait_parked(w, peer, word, value, start);
     if (w->wait_ns != NULL) *w->wait_ns += epx_now_ns() - start;
     return s;

@@ -1,4 +1,4 @@
-/* Flags, waits and the abort word of mapped slabs. A flag is a 64-bit word in the waiting rank's slab that only one peer
+/* Puts, flags, waits and the abort word of slabs. A flag is a 64-bit word in the waiting rank's slab that only one peer
  * writes and that only grows. Waits spin, yield, then park on a futex; each slow step also looks at the abort word, at dead
  * peers and at the deadline. One thread waits on a slab at a time. Ordering is proved in docs/protocol.md. */
 #ifndef EPX_SPI_WAIT_H
@@ -50,13 +50,26 @@ static inline uint64_t *epx_slab_word(const epx_slab_t *s, int rank, uint64_t of
     return (uint64_t *)(void *)(s->base[rank] + off);
 }
 
+/* Where to write n_bytes that belong at `off` of rank's slab; write them before the next put or signal to that rank. */
+static inline char *epx_slab_put(const epx_slab_t *s, int rank, uint64_t off, size_t n_bytes) {
+    if (EPX_LIKELY(s->base[rank] != NULL)) return s->base[rank] + off;
+    return s->net->transport->messages->put(s, rank, off, n_bytes);
+}
 /* Wake the owner of rank's slab if it is parked. Call after a sequentially consistent store to one of its words. */
 void epx_slab_wake(const epx_slab_t *s, int rank);
 /* Set a word of `rank`'s slab: everything written or read before is ordered before it (release). */
 static inline void epx_slab_signal(const epx_slab_t *s, int rank, uint64_t off, uint64_t value) {
+    if (EPX_UNLIKELY(s->base[rank] == NULL)) {
+        s->net->transport->messages->signal(s, rank, off, value);
+        return;
+    }
     /* Store and load are sequentially consistent: against the parking side either it sees the value or we see `parked`. */
     __atomic_store_n(epx_slab_word(s, rank, off), value, __ATOMIC_SEQ_CST);
     if (EPX_UNLIKELY(__atomic_load_n(&epx_slab_head(s, rank)->parked, __ATOMIC_SEQ_CST))) epx_slab_wake(s, rank);
+}
+/* Let the messages of this slab leave the host; nothing to do where all peers are mapped. After the waits of a phase. */
+static inline void epx_slab_drain(const epx_slab_t *s) {
+    if (s->net != NULL) s->net->transport->messages->drain(s);
 }
 /* Set the abort word of every rank's slab that has none yet, and wake it. Any thread. */
 void epx_slab_abort(const epx_slab_t *s, uint64_t word);
@@ -70,6 +83,12 @@ static inline epx_status_t epx_wait_ge(const epx_wait_t *w, int peer, uint64_t o
     if (EPX_LIKELY(epx_load_acquire_u64(epx_slab_word(w->slab, w->slab->rank, off)) >= value)) return EPX_OK;
     return epx_wait_slow(w, peer, off, value);
 }
+/* Take in what messages have come. Never blocks. Any thread. */
+static inline void epx_net_progress(epx_net_t *net) {
+    if (net->transport->messages != NULL) net->transport->messages->progress(net);
+}
+/* "rank 1 (pid 123)", with the host where it is another one. Valid until this thread's next call. */
+const char *epx_peer_text(const epx_net_t *net, int rank);
 /* Error of a set abort word, for this rank. */
 epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word);
 

@@ -1,5 +1,5 @@
 /* Backend "collective": every token goes to every rank (all-gather), answers come back per k (exact) or as one partial sum a
- * rank for every token (reduce-scatter). The baseline that onesided is measured against. Mapped transports only. */
+ * rank for every token (reduce-scatter). The baseline that onesided is measured against. */
 #include <string.h>
 
 #include "base/status.h"
@@ -36,6 +36,10 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     for (int i = 1; i <= p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;
         epx_exchange_push_routing(p, io->channel, dst, io);
+        if (p->slab->base[dst] == NULL) {
+            epx_exchange_push_rows(p, io->channel, dst, io, 1);
+            continue;
+        }
         if (rows) memcpy(gathered(p, io->channel, dst, p->rank), epx_exchange_rows(p, io->channel, p->rank), rows);
         if (scales) memcpy(gathered_scales(p, io->channel, dst, p->rank), epx_exchange_scales(p, io->channel, p->rank), scales);
     }

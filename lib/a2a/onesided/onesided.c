@@ -1,5 +1,5 @@
 /* Backend "onesided": rows are staged once in the own slab and read in place by peers; routing tables are pushed; one flag a
- * peer and phase (docs/protocol.md). Mapped transports only. */
+ * peer and phase (docs/protocol.md). Rows for peers that are reached by messages go with the routing, in one message. */
 #include "base/status.h"
 #include "spi/a2a.h"
 #include "spi/exchange.h"
@@ -27,6 +27,10 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     }
     for (int i = 1; i <= p->n_ranks; i++) epx_exchange_push_routing(p, io->channel, (p->rank + i) % p->n_ranks, io);
     epx_exchange_stage(p, io->channel, io);
+    for (int i = 1; p->net->n_messages > 0 && i < p->n_ranks; i++) {
+        int dst = (p->rank + i) % p->n_ranks;
+        if (p->slab->base[dst] == NULL) epx_exchange_push_rows(p, io->channel, dst, io, 0);
+    }
     if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_dispatch(p, io->channel);
     p->dispatch_bytes += epx_route_count_sent(p, io, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
     return EPX_OK;

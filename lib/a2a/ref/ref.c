@@ -15,6 +15,9 @@ enum { PUB_OUTPUTS = 0, PUB_ENTRIES, PUB_EXPERT_OFF };
 
 static epx_status_t can(const epx_net_t *net, const epx_plan_config_t *cfg) {
     (void)cfg;
+    if (net != NULL && net->n_messages > 0)
+        return epx_fail(EPX_ERR_UNSUPPORTED, "backend ref needs all ranks in one process and mapped; %d are reached by messages",
+                        net->n_messages);
     for (int r = 1; net != NULL && r < net->n_ranks; r++)
         if (memcmp(net->peers[r].process, net->peers[0].process, sizeof net->peers[0].process) != 0 ||
             net->peers[r].pid != net->peers[0].pid)
