@@ -98,8 +98,7 @@ static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
     r->info.hidden = mc->hidden;
     r->info.vocab = mc->vocab;
     r->info.n_threads = r->cfg.n_threads;
-    r->info.chunk_tokens = r->cfg.chunk_tokens;
-    r->info.max_running = r->cfg.max_running;
+    r->info.page_size = r->cfg.page_size;
     r->info.n_eos = r->gen.n_eos;
     memcpy(r->info.eos_ids, r->gen.eos_ids, sizeof r->info.eos_ids);
     return EPX_OK;
@@ -108,10 +107,10 @@ static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
 /* What needs no peer. */
 static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     EPX_TRY(epx_rank_check_config(&r->cfg));
-    r->max_rows = r->cfg.max_running + r->cfg.chunk_tokens;
     EPX_TRY(epx_model_config_load(r->cfg.model_path, out_mc));
     EPX_TRY(epx_generation_defaults(r->cfg.model_path, &r->gen));
     EPX_TRY(read_context(r, out_mc));
+    EPX_TRY(epx_rank_plan_steps(r));
     EPX_TRY(make_ops(r));
     snprintf(r->info.isa, sizeof r->info.isa, "%s", epx_ops_isa(r->ops));
     return EPX_OK;
@@ -139,8 +138,9 @@ err_rank:
 
 static void free_requests(epx_rank_t *r) {
     for (epx_seq_t *q = r->sched ? epx_sched_any(r->sched) : NULL; q; q = epx_sched_any(r->sched)) {
-        free(q->user);
+        void *own = q->user;
         epx_sched_release(r->sched, q);
+        free(own);
     }
 }
 
@@ -188,11 +188,16 @@ void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
     sum_pairs(r, out_stats->pairs_sent);
     memcpy(out_stats->wait, m->wait, sizeof m->wait);
     memcpy(out_stats->copy, m->copy, sizeof m->copy);
-    out_stats->n_running = epx_sched_n_running(r->sched);
-    out_stats->n_waiting = epx_sched_n_waiting(r->sched);
     out_stats->kv_tokens = r->info.kv_tokens;
-    out_stats->kv_used_tokens =
-        (int64_t)(epx_kv_pool_n_pages(r->pool) - epx_kv_pool_n_free(r->pool)) * epx_kv_pool_page_size(r->pool);
+    epx_sched_stats_t ss;
+    epx_sched_stats(r->sched, &ss);
+    out_stats->n_running = ss.n_running;
+    out_stats->n_waiting = ss.n_waiting;
+    out_stats->kv_used_tokens = (int64_t)ss.n_used_pages * r->cfg.page_size;
+    out_stats->kv_evictable_tokens = (int64_t)ss.n_evictable_pages * r->cfg.page_size;
+    out_stats->n_lookup_tokens = ss.n_prefix_tokens;
+    out_stats->n_cached_tokens = ss.n_cached_tokens;
+    out_stats->n_retracted = ss.n_retracted;
 }
 
 const epx_meter_t *epx_rank_meter(const epx_rank_t *r) { return epx_model_meter(r->model); }
@@ -244,12 +249,15 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     epx_seq_t *seq;
     if (r->failed < 0) return epx_fail(EPX_ERR_STATE, "the rank has failed: %s", r->failure);
     EPX_TRY(check_request(r, req));
-    EPX_TRY(epx_sched_submit(r->sched, req->id, req->n_prompt, req->max_new_tokens, NULL, &seq));
+    epx_sched_request_t sr = {
+        .id = req->id, .n_prompt = req->n_prompt, .max_new = req->max_new_tokens, .priority = req->priority};
+    EPX_TRY(epx_sched_submit(r->sched, &sr, &seq));
     seq->user = copy_request(req);
     if (!seq->user) {
         epx_sched_release(r->sched, seq);
         return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
     }
+    seq->tokens = ((epx_rank_request_t *)seq->user)->tokens;
     return EPX_OK;
 }
 

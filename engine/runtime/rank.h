@@ -23,12 +23,19 @@ typedef struct {
     int dp, ep;                  /* attention-DP ranks, expert-parallel ranks; here dp == tp and ep == tp */
     const char *moe_a2a_backend; /* "auto", "none", "pplx" */
     epx_combine_t combine;
-    const char *load_format;  /* "auto", "dummy" */
-    uint64_t random_seed;     /* dummy weights */
-    int n_threads;            /* of this rank's ops; 0: cores / tp, at least 1 */
-    const char *isa;          /* NULL: best */
-    int max_running;          /* requests in a batch of this rank; 0: 64 */
-    int chunk_tokens;         /* prefill tokens of this rank per step; 0: 256 */
+    const char *load_format; /* "auto", "dummy" */
+    uint64_t random_seed;    /* dummy weights */
+    int n_threads;           /* of this rank's ops; 0: cores / tp, at least 1 */
+    const char *isa;         /* NULL: best */
+    int max_running;         /* requests in a batch of this rank; 0: 64 */
+    int chunk_tokens;        /* prefill tokens of this rank per step; 0: 256; -1: whole prompts */
+    int max_prefill_tokens;  /* of one step, unless one prompt alone is longer; 0: 16384 */
+    int mixed_chunk;         /* 1: steps with prompt chunks decode too */
+    int disable_prefix_cache;
+    const char *schedule_policy; /* "fcfs", "lpm" */
+    double conservativeness;     /* of admission, see engine/sched/sched.h; 0: 1 */
+    double mem_fraction;     /* of the free memory at the start, shared by local ranks: weights + KV + exchange; 0: none is set */
+    int decode_log_interval; /* decode steps between two log lines; 0: 40 */
     int64_t max_total_tokens; /* KV capacity of this rank in tokens; 0: from free memory, see docs/models.md */
     int page_size;            /* KV page; 0: 16 */
     int max_context;          /* 0: max_position_embeddings */
@@ -51,6 +58,7 @@ typedef struct {
     int ignore_eos;
     const int32_t *stop_ids; /* further end tokens, borrowed during submit */
     int32_t n_stop_ids;
+    int32_t priority;       /* the larger is admitted first; 0 */
     epx_adjust_t adjust;    /* its list is borrowed during submit */
     int32_t min_new_tokens; /* end tokens are not drawn before; 0: no minimum */
     int want_logprobs;      /* events carry the token's logprob and n_top of the most probable */
@@ -68,6 +76,7 @@ typedef struct {
     int32_t n_top;
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
+    int32_t n_cached;  /* prompt tokens that were found in the prefix cache when the request was first admitted */
     const char *error; /* EPX_FINISH_ERROR: why; borrowed during the callback */
     int32_t dp_rank;   /* which rank ran the request; set by the front */
 } epx_event_t;
@@ -85,15 +94,20 @@ typedef struct {
     char backend[32], transport[32], isa[16];
     int n_threads;
     int chunk_tokens, max_running;
+    int max_tokens; /* most tokens of this rank in one step, which the exchange is sized for */
+    int n_local_experts, page_size;
 } epx_rank_info_t;
 
 typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
     uint64_t n_prompt_tokens, n_generated_tokens; /* of prompts whose first token was drawn; tokens drawn */
     int n_running, n_waiting;
-    int64_t kv_used_tokens, kv_tokens; /* in use, capacity */
-    uint64_t rows_sent[64];            /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
-    uint64_t pairs_sent[64];           /* [tp] (token, expert) pairs of this rank whose expert lives on each rank */
+    int64_t kv_used_tokens, kv_tokens;         /* in use by live requests, capacity */
+    int64_t kv_evictable_tokens;               /* kept only for the prefix cache */
+    uint64_t n_lookup_tokens, n_cached_tokens; /* of admissions since create: looked up in the prefix cache, found there */
+    uint64_t n_retracted;                      /* requests that had to wait again for KV */
+    uint64_t rows_sent[64];  /* [tp] rows this rank sent to each rank since create (exchange statistics, tp <= 64) */
+    uint64_t pairs_sent[64]; /* [tp] (token, expert) pairs of this rank whose expert lives on each rank */
     uint64_t dispatch_bytes, combine_bytes; /* that the exchange moved to other ranks, as libepx counts them */
     epx_time_hist_t wait[EPX_N_PHASES], copy[EPX_N_PHASES];
 } epx_rank_stats_t;
@@ -115,6 +129,13 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
 void epx_rank_cancel(epx_rank_t *r, uint64_t id);
 /* A request for any rank was submitted: every rank gets a wake with the same running number, so that idle ranks join again. */
 void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq);
+/* What the rank is doing, for a watchdog: any thread. n_changes grows with every change of phase. */
+typedef struct {
+    const char *phase; /* static: "idle", "agreeing on the step", "forward pass", "sampling" */
+    uint64_t step, n_changes;
+    int n_rows; /* tokens of this rank in the step */
+} epx_rank_position_t;
+void epx_rank_position(const epx_rank_t *r, epx_rank_position_t *out);
 /* Ask for an orderly stop; ranks leave together once all were asked. */
 void epx_rank_stop(epx_rank_t *r);
 /* One step, collective: agree on the step record, run the batch, sample, report events.

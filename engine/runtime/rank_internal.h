@@ -18,7 +18,7 @@ typedef struct {
     epx_adjust_t adjust;
     int ignore_eos, want_logprobs;
     int32_t min_new_tokens, n_top;
-    int32_t n_stop_ids;
+    int32_t n_stop_ids, n_cached;
     int32_t *stop_ids; /* [n_stop_ids] */
     int32_t *tokens;   /* [n_prompt + max_new] */
 } epx_rank_request_t;
@@ -35,7 +35,8 @@ typedef struct {
 struct epx_rank {
     epx_rank_config_t cfg; /* defaults filled in; pointers of the caller only used during create */
     epx_generation_defaults_t gen;
-    int max_rows; /* max_running + chunk_tokens: the most rows of a step */
+    epx_sched_config_t sched_cfg;
+    int max_rows; /* the most rows of a step */
 
     epx_ops_t *ops;
     epx_world_t *world;
@@ -54,6 +55,10 @@ struct epx_rank {
 
     uint64_t epoch, wake_seq;
     int stop;
+    uint64_t position; /* phase, rows and running number packed, for other threads; see position.c */
+    uint64_t position_step;
+    int n_decode_steps; /* since the last log line */
+    uint64_t n_decode_log_tokens, decode_log_ns;
     epx_status_t failed; /* once negative the rank can only be destroyed */
     char failure[512];
     epx_rank_info_t info;
@@ -71,6 +76,13 @@ epx_status_t epx_rank_make_kv(epx_rank_t *r);
 epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);
 /* Draw the next token of a request from its logits (draw.c). Errors concern this request only. */
 epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out);
+/* Scheduler and rows of a step from the configuration; the context is known (setup.c). */
+epx_status_t epx_rank_plan_steps(epx_rank_t *r);
+typedef enum { EPX_AT_IDLE, EPX_AT_AGREE, EPX_AT_FORWARD, EPX_AT_SAMPLE } epx_rank_phase_t;
+/* The rank enters a phase of a step with n_rows tokens (position.c). */
+void epx_rank_enter(epx_rank_t *r, epx_rank_phase_t phase, int32_t n_rows);
+/* SGLang's log lines of a batch that is about to run, and of retractions (position.c). */
+void epx_rank_log_batch(epx_rank_t *r, const epx_sched_batch_t *b);
 /* Wait limit of step agreement in ns. */
 uint64_t epx_rank_timeout_ns(const epx_rank_t *r);
 

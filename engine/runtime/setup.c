@@ -20,7 +20,8 @@ void epx_rank_config_init(epx_rank_config_t *cfg) {
                                .ep = 1,
                                .moe_a2a_backend = "auto",
                                .combine = EPX_COMBINE_EXACT,
-                               .load_format = "auto"};
+                               .load_format = "auto",
+                               .schedule_policy = "fcfs"};
 }
 
 uint64_t epx_rank_timeout_ns(const epx_rank_t *r) { return r->cfg.timeout_ns ? r->cfg.timeout_ns : default_timeout_ns; }
@@ -51,6 +52,13 @@ static epx_status_t check_names(const epx_rank_config_t *c) {
         return epx_fail(EPX_ERR_ARG, "moe_a2a_backend is \"%s\", expected auto, none or pplx", b ? b : "(null)");
     if (!l || (strcmp(l, "auto") && strcmp(l, "dummy")))
         return epx_fail(EPX_ERR_ARG, "load_format is \"%s\", expected auto or dummy", l ? l : "(null)");
+    if (!c->schedule_policy || (strcmp(c->schedule_policy, "fcfs") && strcmp(c->schedule_policy, "lpm")))
+        return epx_fail(EPX_ERR_ARG, "schedule_policy is \"%s\", expected fcfs or lpm",
+                        c->schedule_policy ? c->schedule_policy : "(null)");
+    if (!(c->conservativeness >= 0))
+        return epx_fail(EPX_ERR_ARG, "conservativeness is %g, expected 0 or more", c->conservativeness);
+    if (!(c->mem_fraction >= 0 && c->mem_fraction < 1))
+        return epx_fail(EPX_ERR_ARG, "mem_fraction is %g, expected 0 (none) to below 1", c->mem_fraction);
     if (c->combine != EPX_COMBINE_EXACT && c->combine != EPX_COMBINE_PARTIAL)
         return epx_fail(EPX_ERR_ARG, "combine is %d, expected 0 (exact) or 1 (prereduced)", (int)c->combine);
     return EPX_OK;
@@ -73,7 +81,9 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     EPX_TRY(check_names(c));
     EPX_TRY(check_range("n_threads", c->n_threads, EPX_OPS_MAX_THREADS));
     EPX_TRY(check_range("max_running", c->max_running, 65536));
-    EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
+    if (c->chunk_tokens != -1) EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
+    EPX_TRY(check_range("max_prefill_tokens", c->max_prefill_tokens, INT32_MAX));
+    EPX_TRY(check_range("decode_log_interval", c->decode_log_interval, INT32_MAX));
     EPX_TRY(check_range("max_total_tokens", c->max_total_tokens, (int64_t)1 << 40));
     EPX_TRY(check_range("page_size", c->page_size, 65536));
     EPX_TRY(check_range("max_context", c->max_context, INT32_MAX));
@@ -81,6 +91,25 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     if (!c->max_running) c->max_running = 64;
     if (!c->chunk_tokens) c->chunk_tokens = 256;
     if (!c->page_size) c->page_size = 16;
+    if (!c->max_prefill_tokens) c->max_prefill_tokens = 16384;
+    if (!(c->conservativeness > 0)) c->conservativeness = 1;
+    if (!c->decode_log_interval) c->decode_log_interval = 40;
+    return EPX_OK;
+}
+
+epx_status_t epx_rank_plan_steps(epx_rank_t *r) {
+    epx_rank_config_t *c = &r->cfg;
+    if (c->chunk_tokens == -1) c->chunk_tokens = r->info.max_context;
+    epx_sched_config_init(&r->sched_cfg, c->max_running, c->chunk_tokens, r->info.max_context);
+    r->sched_cfg.max_prefill_tokens = c->max_prefill_tokens;
+    r->sched_cfg.mixed = c->mixed_chunk;
+    r->sched_cfg.prefix_cache = !c->disable_prefix_cache;
+    r->sched_cfg.policy = strcmp(c->schedule_policy, "lpm") == 0 ? EPX_SCHED_LPM : EPX_SCHED_FCFS;
+    r->sched_cfg.conservativeness = c->conservativeness;
+    r->max_rows = epx_sched_max_rows(&r->sched_cfg);
+    r->info.chunk_tokens = c->chunk_tokens;
+    r->info.max_running = c->max_running;
+    r->info.max_tokens = r->max_rows;
     return EPX_OK;
 }
 
@@ -131,7 +160,7 @@ epx_status_t epx_rank_make_kv(epx_rank_t *r) {
     r->info.kv_tokens = n_pages * shape.page_size;
     r->info.kv_bytes = epx_kv_store_bytes(r->kv);
     if (r->info.kv_tokens < r->info.max_context) r->info.max_context = (int)r->info.kv_tokens;
-    epx_sched_config_t sc = {r->cfg.max_running, r->cfg.chunk_tokens, r->info.max_context};
-    EPX_TRY(epx_sched_create(&sc, r->pool, &r->sched));
+    r->sched_cfg.max_context = r->info.max_context;
+    EPX_TRY(epx_sched_create(&r->sched_cfg, r->pool, &r->sched));
     return alloc_step(r);
 }

@@ -30,13 +30,15 @@ static void report(const sink_t *out, const epx_seq_t *q, const epx_rank_draw_t 
                       .finish = finish,
                       .n_prompt = q->n_prompt,
                       .n_generated = q->n_tokens - q->n_prompt,
+                      .n_cached = ((const epx_rank_request_t *)q->user)->n_cached,
                       .error = error};
     if (out->fn) out->fn(out->ctx, &ev);
 }
 
 static void end_request(epx_rank_t *r, epx_seq_t *q) {
-    free(q->user);
-    epx_sched_release(r->sched, q);
+    void *own = q->user;
+    epx_sched_release(r->sched, q); /* looks at the tokens once more */
+    free(own);
 }
 
 static void end_all(epx_rank_t *r, const sink_t *out, epx_finish_t finish, const char *error) {
@@ -104,7 +106,6 @@ static void make_batch(epx_rank_t *r, const epx_sched_batch_t *sb, epx_batch_t *
 
 /* Draw one token from logits and report it. */
 static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const float *logits) {
-    epx_rank_request_t *q = seq->user;
     epx_rank_draw_t d;
     if (r->logits_hook) r->logits_hook(r->logits_hook_ctx, seq->id, seq->n_tokens - seq->n_prompt, logits, r->info.vocab);
     if (epx_rank_draw(r, seq, logits, &d) < 0) {
@@ -112,8 +113,7 @@ static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const f
         end_request(r, seq);
         return;
     }
-    q->tokens[seq->n_tokens] = d.token;
-    int full = epx_sched_token(r->sched, seq);
+    int full = epx_sched_token(r->sched, seq, d.token);
     r->stats.n_generated_tokens++;
     if (seq->n_tokens == seq->n_prompt + 1) r->stats.n_prompt_tokens += (uint64_t)seq->n_prompt;
     epx_finish_t finish = d.is_end ? EPX_FINISH_STOP : full ? EPX_FINISH_LENGTH : EPX_FINISH_NONE;
@@ -121,10 +121,22 @@ static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const f
     if (finish != EPX_FINISH_NONE) end_request(r, seq);
 }
 
+/* What the first admission found in the prefix cache; later ones, after a retraction, find the request's own tokens. */
+static void note_cached(const epx_sched_batch_t *sb) {
+    for (int32_t i = 0; i < sb->n_items; i++) {
+        const epx_seq_t *q = sb->items[i].seq;
+        if (q->n_retracted == 0 && q->n_tokens == q->n_prompt) ((epx_rank_request_t *)q->user)->n_cached = q->n_cached;
+    }
+}
+
 static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb) {
     epx_batch_t b;
     make_batch(r, sb, &b);
+    epx_rank_log_batch(r, sb);
+    epx_rank_enter(r, EPX_AT_FORWARD, sb->n_rows);
     EPX_TRY(epx_model_forward(r->model, &b));
+    epx_rank_enter(r, EPX_AT_SAMPLE, sb->n_rows);
+    note_cached(sb);
     epx_sched_computed(r->sched, sb);
     r->stats.n_steps++;
     r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
@@ -145,8 +157,10 @@ epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
         end_request(r, q);
     }
     epx_sched_next(r->sched, &sb);
+    epx_rank_enter(r, EPX_AT_AGREE, sb.n_rows);
     epx_status_t s = agree(r, sb.n_rows, &v);
     if (s == EPX_OK && v == STEP_RUN) s = run(r, &out, &sb);
+    epx_rank_enter(r, EPX_AT_IDLE, 0);
     if (s < 0) return lose(r, &out, s);
     if (v == STEP_STOP) {
         end_all(r, &out, EPX_FINISH_CANCELLED, NULL);
@@ -174,7 +188,7 @@ static epx_status_t take_pages(epx_rank_t *r, direct_t *d, int32_t *out_n) {
             return epx_fail(EPX_ERR_ARG, "tokens[%d] is %d, expected 0 to %d", i, d->tokens[i], r->info.vocab - 1);
     d->pages = calloc((size_t)n + 1, sizeof *d->pages);
     if (!d->pages) return epx_fail(EPX_ERR_NOMEM, "logits: no memory for a table of %d pages", n);
-    if (!epx_kv_pool_take(r->pool, n, d->pages))
+    if (!epx_sched_take_pages(r->sched, n, d->pages))
         return epx_fail(EPX_ERR_CAPACITY, "logits: %d KV pages wanted, %d free", n, epx_kv_pool_n_free(r->pool));
     *out_n = n;
     return EPX_OK;

@@ -95,7 +95,8 @@ static void check_reports(int n_ranks) {
     assert_int_equal(epx_cluster_reports(f.cluster, stats, rows, n_ranks), EPX_OK);
     for (int r = 0; r < n_ranks; r++) {
         assert_int_equal(stats[r].n_decode_tokens, asked[r].n_decode_tokens);
-        assert_true(stats[r].n_generated_tokens > 0 && stats[r].n_prompt_tokens == stats[r].n_prefill_tokens);
+        assert_true(stats[r].n_generated_tokens > 0 &&
+                    stats[r].n_prompt_tokens == stats[r].n_prefill_tokens + stats[r].n_cached_tokens);
         assert_true(stats[r].kv_tokens > 0 && stats[r].kv_used_tokens == 0);
         n_rows += stats[r].n_prefill_tokens + stats[r].n_decode_tokens;
         for (int d = 0; d < n_ranks; d++) pairs += stats[r].pairs_sent[d];

@@ -1,0 +1,190 @@
+/* Serving under pressure gives the text that a request gets alone: KV pools that run out, retraction, shared prefixes, chunks,
+ * mixing, policies, several ranks, idle ranks. Compared are logits, bit for bit, of every drawn token. Seed: EPX_TEST_SEED. */
+#include <string.h>
+
+#include "base/philox.h"
+#include "tests/model/harness.h"
+
+enum { N_REQUESTS = 24, MAX_PROMPT = 60, MAX_NEW = 30, VOCAB = 512 };
+
+typedef struct {
+    int32_t prompt[MAX_PROMPT], n_prompt, n_new;
+    uint64_t hash[MAX_NEW]; /* of the logits before each token */
+    int32_t tokens[MAX_NEW], n_tokens, n_cached;
+    int n_drawn[MAX_NEW]; /* how often token i was drawn: once */
+} request_t;
+
+typedef struct {
+    request_t q[N_REQUESTS];
+    int w, idle; /* ranks; those from w - idle on get no request */
+    int rows_of_idle_rank;
+    epx_rank_stats_t stats[8];
+} exam_t;
+
+static uint64_t hash_logits(const float *x, int32_t n) {
+    uint64_t h = 14695981039346656037u;
+    for (int32_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        h = (h ^ bits) * 1099511628211u;
+    }
+    return h;
+}
+
+static void on_logits(void *ctx, uint64_t id, int32_t token_idx, const float *logits, int32_t vocab) {
+    request_t *q = &((exam_t *)ctx)->q[id];
+    q->hash[token_idx] = hash_logits(logits, vocab);
+    q->n_drawn[token_idx]++;
+}
+
+static void on_event(void *ctx, const epx_event_t *ev) {
+    request_t *q = &((exam_t *)ctx)->q[ev->id];
+    CHECK(ev->finish != EPX_FINISH_ERROR && ev->token >= 0, "request %d: %s", (int)ev->id, ev->error ? ev->error : "");
+    q->tokens[q->n_tokens++] = ev->token;
+    q->n_cached = ev->n_cached;
+}
+
+static void on_layer(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights, const float *h) {
+    (void)layer, (void)ids, (void)weights, (void)h;
+    ((exam_t *)ctx)->rows_of_idle_rank += n_rows;
+}
+
+static epx_request_t request(const request_t *q, uint64_t id) {
+    epx_request_t r = {.id = id, .prompt = q->prompt, .n_prompt = q->n_prompt, .max_new_tokens = q->n_new, .ignore_eos = 1};
+    epx_sampling_init(&r.sampling);
+    r.sampling.temperature = id % 2 ? 0.0f : 0.8f;
+    r.sampling.seed = id;
+    return r;
+}
+
+/* Requests come over the first steps, not all at once. */
+static void body(void *ctx, int rank, epx_rank_t *r) {
+    exam_t *x = ctx;
+    int busy = x->w - x->idle, next = rank, idle = rank >= busy;
+    epx_status_t s = EPX_OK;
+    if (idle) epx_model_set_probe(epx_rank_model(r), on_layer, x);
+    else epx_rank_set_logits_hook(r, on_logits, x);
+    for (int step = 0; s == EPX_OK; step++) {
+        for (int k = 0; k < 2 && !idle && next < N_REQUESTS && step % 2 == 0; k++, next += busy) {
+            epx_request_t q = request(&x->q[next], (uint64_t)next);
+            CHECK_OK(epx_rank_submit(r, &q));
+        }
+        s = epx_rank_step(r, on_event, x);
+        CHECK(s >= 0, "%s", epx_last_error());
+    }
+    epx_rank_stats(r, &x->stats[rank]);
+}
+
+/* Prompts of a few families, so that prefixes are shared. */
+static void make_requests(exam_t *x) {
+    uint64_t seed = test_seed(), at = 0;
+    memset(x, 0, sizeof *x);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        request_t *q = &x->q[i];
+        int32_t family = (int32_t)(epx_philox_u32(seed, at++) % 3);
+        q->n_prompt = 20 + (int32_t)(epx_philox_u32(seed, at++) % (MAX_PROMPT - 20));
+        q->n_new = 1 + (int32_t)(epx_philox_u32(seed, at++) % MAX_NEW);
+        int32_t n_shared = 10 + (int32_t)(epx_philox_u32(seed, at++) % 40);
+        for (int32_t k = 0; k < q->n_prompt; k++)
+            q->prompt[k] = k < n_shared ? (family * 37 + k * 5) % VOCAB : (int32_t)(epx_philox_u32(seed, at++) % VOCAB);
+    }
+}
+
+static exam_t run(const epx_rank_config_t *c, int idle) {
+    static exam_t x;
+    make_requests(&x);
+    x.w = c->tp;
+    x.idle = idle;
+    with_ranks(c, body, &x);
+    return x;
+}
+
+/* One request at a time on one rank, nothing shared. */
+static void body_alone(void *ctx, int rank, epx_rank_t *r) {
+    exam_t *x = ctx;
+    (void)rank;
+    epx_rank_set_logits_hook(r, on_logits, x);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        epx_request_t q = request(&x->q[i], (uint64_t)i);
+        CHECK_OK(epx_rank_submit(r, &q));
+        run_until_idle(r, on_event, x);
+    }
+}
+
+static void check_same(const exam_t *got, const exam_t *alone, const char *what) {
+    for (int i = 0; i < N_REQUESTS; i++) {
+        const request_t *a = &got->q[i], *b = &alone->q[i];
+        CHECK(a->n_tokens == a->n_new, "%s: request %d has %d tokens of %d", what, i, a->n_tokens, a->n_new);
+        for (int32_t k = 0; k < a->n_new; k++) {
+            CHECK(a->n_drawn[k] == 1, "%s: request %d, token %d was drawn %d times", what, i, k, a->n_drawn[k]);
+            CHECK(a->hash[k] == b->hash[k] && a->tokens[k] == b->tokens[k], "%s: request %d, token %d differs", what, i, k);
+        }
+    }
+}
+
+static void report(const exam_t *x, const char *what) {
+    unsigned long long retracted = 0, cached = 0, looked = 0;
+    for (int i = 0; i < x->w; i++) {
+        retracted += x->stats[i].n_retracted;
+        cached += x->stats[i].n_cached_tokens;
+        looked += x->stats[i].n_lookup_tokens;
+    }
+    printf("%-44s %llu retractions, %llu of %llu tokens from the cache\n", what, retracted, cached, looked);
+}
+
+static void check_one_rank(const exam_t *alone) {
+    uint64_t n_retracted = 0;
+    for (int k = 0; k < 8; k++) {
+        char what[96];
+        epx_rank_config_t c = small_config(QWEN, 1);
+        c.max_running = 8;
+        c.chunk_tokens = k & 4 ? 17 : 64;
+        c.mixed_chunk = k & 1;
+        c.disable_prefix_cache = (k & 2) != 0;
+        c.schedule_policy = k & 1 ? "lpm" : "fcfs";
+        c.page_size = k & 4 ? 1 : 4;
+        c.max_total_tokens = 120; /* little more than the longest request */
+        c.conservativeness = 0.02;
+        exam_t got = run(&c, 0);
+        snprintf(what, sizeof what, "chunk %d%s, %s, prefix cache %s", c.chunk_tokens, c.mixed_chunk ? " mixed" : "",
+                 c.schedule_policy, c.disable_prefix_cache ? "off" : "on");
+        check_same(&got, alone, what);
+        report(&got, what);
+        n_retracted += got.stats[0].n_retracted;
+        CHECK((got.stats[0].n_cached_tokens > 0) == !c.disable_prefix_cache, "%s: prefix cache", what);
+        CHECK(got.stats[0].kv_used_tokens == 0, "%s: KV is left over", what);
+    }
+    CHECK(n_retracted > 10, "the pools ran out only %d times", (int)n_retracted);
+}
+
+/* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
+static void check_ranks(const exam_t *alone) {
+    static const int layouts[][2] = {{2, 0}, {4, 0}, {4, 3}, {3, 1}};
+    static const char *const backends[] = {"pplx", "none", "auto", "pplx"};
+    for (int i = 0; i < 4; i++) {
+        char what[96];
+        epx_rank_config_t c = small_config(QWEN, layouts[i][0]);
+        c.n_threads = 1;
+        c.max_running = 6;
+        c.chunk_tokens = 40;
+        c.moe_a2a_backend = backends[i];
+        c.max_total_tokens = 400;
+        exam_t got = run(&c, layouts[i][1]);
+        snprintf(what, sizeof what, "%d ranks, %d idle, %s", layouts[i][0], layouts[i][1], backends[i]);
+        check_same(&got, alone, what);
+        report(&got, what);
+        CHECK(got.rows_of_idle_rank == 0, "%s: an idle rank computed %d rows", what, got.rows_of_idle_rank);
+    }
+}
+
+int main(void) {
+    static exam_t alone;
+    epx_rank_config_t c = small_config(QWEN, 1);
+    c.disable_prefix_cache = 1;
+    make_requests(&alone);
+    with_ranks(&c, body_alone, &alone);
+    check_same(&alone, &alone, "alone");
+    check_one_rank(&alone);
+    check_ranks(&alone);
+    return 0;
+}
