@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -84,8 +85,14 @@ static void announce(const epx_settings_t *o, const char *name, int port) {
     fflush(stdout);
 }
 
+/* Let live requests end; a second signal of the kind kills the program, the loss of a rank ends the requests. */
+static void drain(epx_http_t *h, int64_t seconds) {
+    int left = epx_http_drain(h, (int)seconds * 1000);
+    if (left) fprintf(stderr, "epx: %d requests did not end within %d s\n", left, (int)seconds);
+}
+
 /* Returns the exit code. */
-static int wait_for_end(epx_session_t *s) {
+static int wait_for_end(epx_session_t *s, epx_http_t *h) {
     char why[512];
     while (poll(&(struct pollfd){stop_fd, POLLIN, 0}, 1, -1) < 0 && errno == EINTR) {
     }
@@ -95,6 +102,7 @@ static int wait_for_end(epx_session_t *s) {
         return 1;
     }
     fprintf(stderr, "epx: signal %d (SIG%s): stopping\n", (int)stop_signal, sigabbrev_np(stop_signal));
+    drain(h, s->settings->shutdown_timeout);
     return 0;
 }
 
@@ -105,9 +113,14 @@ static int serve_http(epx_session_t *s, epx_http_t *h, const char *name) {
     if (epx_http_start(h, s->cluster, &port) < 0) return epx_print_error();
     catch_signals();
     announce(s->settings, name, port);
-    code = wait_for_end(s);
+    code = wait_for_end(s, h);
     epx_http_stop(h);
     return code;
+}
+
+static const char *api_key(const epx_settings_t *o) {
+    const char *key = o->api_key ? o->api_key : getenv("EPX_API_KEY");
+    return key && key[0] ? key : NULL;
 }
 
 int epx_serve_session(epx_session_t *s, int search) {
@@ -117,6 +130,7 @@ int epx_serve_session(epx_session_t *s, int search) {
                              .host = o->host,
                              .port = choose_port(o, search),
                              .model_name = name,
+                             .api_key = api_key(o),
                              .tokenizer = s->tokenizer,
                              .chat_template = s->chat_template,
                              .default_sampling = s->defaults.sampling,

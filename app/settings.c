@@ -55,6 +55,12 @@ static const epx_option_t options[] = {
      "Port to listen on. Default 30000; 0: any free port."},
     {"served-model-name", NULL, EPX_OPTION_TEXT, AT(served_model_name), 0, -1, NULL, NULL, SERVE | DEMO, "NAME",
      "The model's id in the API. Default: the value of --model-path."},
+    {"api-key", NULL, EPX_OPTION_TEXT, AT(api_key), 0, -1, NULL, NULL, SERVE | DEMO, "KEY",
+     "Answer only requests with the header Authorization: Bearer KEY, except /health and /metrics. Other users of this machine "
+     "can see the command line: the environment variable EPX_API_KEY does the same. Default: none."},
+    {"shutdown-timeout", NULL, EPX_OPTION_INT, AT(shutdown_timeout), 0, 86400, NULL, NULL, SERVE | DEMO, "SECONDS",
+     "How long SIGTERM or SIGINT waits for live requests to end; new ones are refused meanwhile, a second signal ends at once. "
+     "Default 30."},
     {"prompt", NULL, EPX_OPTION_TEXT, AT(prompt), 0, -1, NULL, NULL, GENERATE, "TEXT", "Continue this text as it stands."},
     {"chat", NULL, EPX_OPTION_TEXT, AT(chat), 0, -1, NULL, NULL, GENERATE, "TEXT",
      "Send this as a user's message through the model's chat template."},
@@ -85,6 +91,7 @@ void epx_settings_init(epx_settings_t *s) {
                           .load_format = "auto",
                           .host = "127.0.0.1",
                           .port = 30000,
+                          .shutdown_timeout = 30,
                           .temperature = -1,
                           .top_p = -1,
                           .min_p = -1,

@@ -19,6 +19,8 @@ typedef struct {
     const char *moe_a2a_backend, *a2a_combine, *load_format;
     const char *host;
     int64_t port;
+    const char *api_key;                                 /* NULL: none */
+    int64_t shutdown_timeout;                            /* seconds */
     const char *served_model_name;                       /* NULL: model_path */
     int64_t threads;                                     /* of a rank; 0: cores / tp */
     int64_t max_running_requests, chunked_prefill_size;  /* over all DP ranks, as in SGLang; 0: the engine's choice */

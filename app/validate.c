@@ -83,12 +83,18 @@ static epx_status_t check_generate(const epx_settings_t *s, epx_str_t *out) {
     return EPX_OK;
 }
 
+static epx_status_t check_key(const epx_settings_t *s, epx_str_t *out) {
+    if (s->api_key && !s->api_key[0]) return epx_str_printf(out, "--api-key: the key is empty; at least one character\n");
+    return EPX_OK;
+}
+
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems) {
     EPX_TRY(check_tp_dp(s, problems));
     EPX_TRY(check_dp_attention(s, problems));
     EPX_TRY(check_backend(s, problems));
     EPX_TRY(check_share("max-running-requests", s->max_running_requests, s->dp, problems));
     EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, s->dp, problems));
+    EPX_TRY(check_key(s, problems));
     EPX_TRY(check_model(s, command, problems));
     return command == EPX_CMD_GENERATE ? check_generate(s, problems) : EPX_OK;
 }

@@ -65,11 +65,13 @@ static int is_json_type(const char *type) {
 }
 
 /* What the request line and the headers already decide. */
-static void check_head(struct MHD_Connection *conn, const char *url, const char *method, exchange_t *x) {
+static void check_head(epx_http_t *h, struct MHD_Connection *conn, const char *url, const char *method, exchange_t *x) {
     const char *type = header(conn, "Content-Type"), *coding = header(conn, "Content-Encoding");
     x->route = epx_http_find_route(url);
     x->refused = 1;
-    if (!x->route) {
+    if (!epx_http_authorised(h, url, header(conn, "Authorization"))) {
+        epx_api_fail(&x->err, 401, "invalid_api_key", NULL, "this server needs its API key: Authorization: Bearer KEY");
+    } else if (!x->route) {
         epx_api_fail(&x->err, 404, "not_found", NULL, "no such path: %.300s", url);
     } else if (!epx_http_route_allows(x->route, method)) {
         x->err.status = 405;
@@ -84,12 +86,12 @@ static void check_head(struct MHD_Connection *conn, const char *url, const char 
     }
 }
 
-static enum MHD_Result begin(struct MHD_Connection *conn, const char *url, const char *method, void **exchange) {
+static enum MHD_Result begin(epx_http_t *h, struct MHD_Connection *conn, const char *url, const char *method, void **exchange) {
     exchange_t *x = calloc(1, sizeof *x);
     if (!x) return MHD_NO;
     *exchange = x;
     if (announced_too_large(conn, x)) return epx_http_respond_error(conn, &x->err);
-    check_head(conn, url, method, x);
+    check_head(h, conn, url, method, x);
     return MHD_YES;
 }
 
@@ -139,7 +141,7 @@ enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, cons
                                    const char *version, const char *data, size_t *n_bytes, void **exchange) {
     exchange_t *x = *exchange;
     (void)version;
-    if (!x) return begin(conn, url, method, exchange);
+    if (!x) return begin(http, conn, url, method, exchange);
     if (*n_bytes > 0) return take_body(http, x, data, n_bytes);
     if (x->call) return epx_http_continue_call(x->call);
     return dispatch(http, conn, url, method, x);

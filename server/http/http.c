@@ -20,6 +20,7 @@ static epx_status_t check_config(const epx_http_config_t *cfg) {
     if (cfg->size < sizeof *cfg) return epx_fail(EPX_ERR_ARG, "size: %u, must be at least %zu", cfg->size, sizeof *cfg);
     if (!cfg->tokenizer || !cfg->model_name || !cfg->host)
         return epx_fail(EPX_ERR_ARG, "tokenizer, model_name and host are required");
+    if (cfg->api_key && !cfg->api_key[0]) return epx_fail(EPX_ERR_ARG, "api_key: empty, must have at least one character");
     if (cfg->port < 0 || cfg->port > 65535) return epx_fail(EPX_ERR_ARG, "port: %d, must be 0..65535", cfg->port);
     if (cfg->max_context < 2 || cfg->n_vocab < 1)
         return epx_fail(EPX_ERR_ARG, "max_context: %d, must be >= 2; n_vocab: %d, must be >= 1", cfg->max_context, cfg->n_vocab);
@@ -46,14 +47,16 @@ epx_status_t epx_http_create(const epx_http_config_t *cfg, epx_http_t **out_h) {
     pthread_condattr_t attr;
     EPX_TRY(check_config(cfg));
     epx_http_t *h = calloc(1, sizeof *h);
-    char *name = strdup(cfg->model_name);
-    if (!h || !name) {
+    char *name = strdup(cfg->model_name), *key = cfg->api_key ? strdup(cfg->api_key) : NULL;
+    if (!h || !name || (cfg->api_key && !key)) {
         free(h);
         free(name);
+        free(key);
         return epx_fail(EPX_ERR_NOMEM, "no memory for the HTTP server");
     }
     h->cfg = *cfg;
     h->model_name = name;
+    h->api_key = key;
     h->started_s = (int64_t)time(NULL);
     fill_defaults(h);
     pthread_mutex_init(&h->lock, NULL);
@@ -168,15 +171,28 @@ epx_status_t epx_http_start(epx_http_t *h, epx_cluster_t *cluster, int *out_port
     return EPX_OK;
 }
 
-/* Wait for a counter or list to empty, at most EPX_HTTP_STOP_MS. h->lock held. */
-static void wait_empty(epx_http_t *h, int (*is_empty)(const epx_http_t *)) {
+/* Wait for a counter or list to empty, at most ms. h->lock held. */
+static void wait_empty(epx_http_t *h, int ms, int (*is_empty)(const epx_http_t *)) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += EPX_HTTP_STOP_MS / 1000;
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += ms % 1000 * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
     while (!is_empty(h) && pthread_cond_timedwait(&h->changed, &h->lock, &until) != ETIMEDOUT) continue;
 }
 static int no_calls(const epx_http_t *h) { return h->calls == NULL; }
 static int none_live(const epx_http_t *h) { return h->n_live == 0; }
+
+int epx_http_drain(epx_http_t *h, int timeout_ms) {
+    int left = 0;
+    pthread_mutex_lock(&h->lock);
+    h->draining = 1;
+    wait_empty(h, timeout_ms, no_calls);
+    for (const epx_call_t *c = h->calls; c; c = c->next) left++;
+    pthread_mutex_unlock(&h->lock);
+    return left;
+}
 
 void epx_http_stop(epx_http_t *h) {
     if (!h->daemon || h->stopped) return;
@@ -184,14 +200,14 @@ void epx_http_stop(epx_http_t *h) {
     pthread_mutex_lock(&h->lock);
     h->stopping = 1; /* from here on nothing is suspended any more */
     for (epx_call_t *c = h->calls; c; c = c->next) epx_call_wake_locked(c);
-    wait_empty(h, no_calls);
+    wait_empty(h, EPX_HTTP_STOP_MS, no_calls);
     h->stop_watcher = 1;
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
     pthread_join(h->watcher, NULL);
     MHD_stop_daemon(h->daemon); /* ends what is left, which cancels it */
     pthread_mutex_lock(&h->lock);
-    wait_empty(h, none_live);
+    wait_empty(h, EPX_HTTP_STOP_MS, none_live);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -214,5 +230,6 @@ void epx_http_destroy(epx_http_t *h) {
     epx_metrics_fini(&h->metrics);
     epx_expert_record_fini(&h->record);
     free(h->model_name);
+    free(h->api_key);
     free(h);
 }

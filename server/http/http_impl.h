@@ -36,6 +36,7 @@ typedef struct epx_http_early {
 struct epx_http {
     epx_http_config_t cfg;
     char *model_name;       /* owned */
+    char *api_key;          /* owned; NULL: none */
     int64_t started_s;      /* Unix time */
     int max_tokens;         /* prompt + answer: context and KV capacity */
     size_t longest_token;   /* bytes, >= 1 */
@@ -53,6 +54,7 @@ struct epx_http {
     epx_call_t *calls;
     epx_http_conn_t *conns;
     uint64_t next_call;
+    int draining; /* new requests are refused */
     int stopping, stop_watcher, stopped;
     int failed;
     char failure[512];
@@ -65,6 +67,10 @@ enum MHD_Result epx_http_on_access(void *http, struct MHD_Connection *conn, cons
                                    const char *version, const char *data, size_t *n_bytes, void **exchange);
 void epx_http_on_completed(void *http, struct MHD_Connection *conn, void **exchange, enum MHD_RequestTerminationCode why);
 void epx_http_on_connection(void *http, struct MHD_Connection *conn, void **socket_ctx, enum MHD_ConnectionNotificationCode what);
+
+/* ---- auth.c ---- */
+/* 1 when the path may be asked for with this Authorization header (NULL: absent). */
+int epx_http_authorised(const epx_http_t *h, const char *url, const char *authorization);
 
 /* ---- respond.c ---- */
 /* A JSON answer; takes the contents of body, which is empty afterwards. */

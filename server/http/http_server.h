@@ -19,6 +19,7 @@ typedef struct {
     const epx_chat_template_t *chat_template; /* NULL: chat completions answer 400 saying so */
     epx_sampling_t default_sampling;          /* from generation_config.json; a request's fields override */
     int max_context, n_vocab;
+    const char *api_key; /* NULL: none; else every path but /health and /metrics needs "Authorization: Bearer KEY" */
     /* Limits; 0: the default. */
     int max_connections;  /* 1024, and never more than the descriptors of this process allow */
     int max_live;         /* choices queued or generating; more are answered 429. 1024 */
@@ -33,6 +34,9 @@ void epx_http_on_event(void *http, const epx_event_t *ev);
 void epx_http_on_failure(void *http, const char *message);
 /* Bind, listen, serve on own threads. *out_port: the port in use. EPX_ERR_OS names host, port and reason. */
 epx_status_t epx_http_start(epx_http_t *h, epx_cluster_t *cluster, int *out_port);
+/* Refuse new requests with 503 and wait until the live ones have ended, at most timeout_ms; also over when the cluster fails.
+ * Returns the number of requests that are still live. */
+int epx_http_drain(epx_http_t *h, int timeout_ms);
 /* Stop accepting, end live streams with an error event, cancel their requests, join the server's threads; at most a few seconds.
  * Uses the cluster; afterwards only events may still arrive. The end of a server is, in this order: epx_http_stop,
  * epx_cluster_destroy, epx_http_destroy. Once; a server that was not started is left alone. */

@@ -12,7 +12,10 @@ epx_status_t epx_api_fail(epx_api_error_t *err, int status, const char *code, co
     va_list ap;
     memset(err, 0, sizeof *err);
     err->status = status;
-    err->type = status >= 500 ? "server_error" : status == 429 ? "rate_limit_error" : "invalid_request_error";
+    err->type = status >= 500   ? "server_error"
+                : status == 429 ? "rate_limit_error"
+                : status == 401 ? "authentication_error"
+                                : "invalid_request_error";
     err->code = code;
     snprintf(err->param, sizeof err->param, "%s", param ? param : "");
     va_start(ap, fmt);

@@ -62,7 +62,8 @@ epx_status_t epx_api_parse_logit_bias(epx_api_parse_t *p, const char *name, cons
     return EPX_OK;
 }
 
-static epx_status_t take_count(epx_api_parse_t *p, const char *name, const json_t *v, int64_t hi, int32_t *out, const char *legal) {
+static epx_status_t take_count(epx_api_parse_t *p, const char *name, const json_t *v, int64_t hi, int32_t *out,
+                               const char *legal) {
     if (json_is_null(v)) return EPX_OK;
     if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > hi)
         return epx_api_bad_value(p, name, v, legal);

@@ -15,6 +15,7 @@ enum MHD_Result epx_http_respond_json(struct MHD_Connection *conn, int status, e
     }
     memset(body, 0, sizeof *body);
     MHD_add_response_header(r, "Content-Type", "application/json");
+    if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (status == 429) MHD_add_response_header(r, "Retry-After", "1");
     enum MHD_Result ok = MHD_queue_response(conn, (unsigned)status, r);
     MHD_destroy_response(r);

@@ -37,13 +37,6 @@ class Epx(Server):
         assert status == 200, answer
         return answer
 
-    def terminate(self):
-        ranks = self.ranks()
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(20)
-        assert code == 0, f"exit code {code} after SIGTERM"
-        assert not [p for p in ranks if is_alive(p)]
-
 
 def is_alive(pid):
     try:
@@ -136,7 +129,18 @@ def a_client_that_leaves_frees_its_place():
 
 
 def terminates_cleanly():
-    S.terminate()
+    """Live streams are finished, new requests are refused, then the program ends."""
+    s = S.raw(30)
+    s.sendall(post_bytes("/v1/completions", {"model": NAME, "prompt": "Question:", "max_tokens": 300, "ignore_eos": True, "temperature": 0,
+                                             "stream": True}, "Connection: close\r\n"))
+    s.recv(100)
+    ranks = S.ranks()
+    S.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert S.post("/v1/completions", {"model": NAME, "prompt": "a", "max_tokens": 1})[0] == 503
+    rest = read_all(s)
+    assert rest.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") and b'"finish_reason":"length"' in rest and b'"error"' not in rest, rest[-300:]
+    assert S.process.wait(20) == 0 and not [p for p in ranks if is_alive(p)]
 
 
 def rank_killed_in_mid_generation():

@@ -184,6 +184,12 @@ static int die(const char *what) {
     return 1;
 }
 
+static const char *text_option(int argc, char **argv, const char *name) {
+    for (int i = 1; i + 1 < argc; i += 2)
+        if (strcmp(argv[i], name) == 0) return argv[i + 1];
+    return NULL;
+}
+
 static int option(int argc, char **argv, const char *name) {
     for (int i = 1; i + 1 < argc; i += 2)
         if (strcmp(argv[i], name) == 0) return atoi(argv[i + 1]);
@@ -205,6 +211,7 @@ int main(int argc, char **argv) {
     epx_sampling_init(&cfg.default_sampling);
     cfg.default_sampling.temperature = 0.25f;
     cfg.default_sampling.top_k = 20;
+    cfg.api_key = text_option(argc, argv, "--api-key");
     cfg.client_timeout_s = option(argc, argv, "--timeout");
     cfg.keepalive_s = option(argc, argv, "--keepalive");
     cfg.max_live = option(argc, argv, "--max-live");
@@ -215,6 +222,7 @@ int main(int argc, char **argv) {
     if (epx_http_start(cluster.http, &cluster, &port) < 0) return die("start");
     printf("port %d\n", port);
     while (read(0, drop, sizeof drop) > 0) continue;
+    if (option(argc, argv, "--drain")) printf("left %d\n", epx_http_drain(cluster.http, option(argc, argv, "--drain")));
     epx_http_stop(cluster.http);
     pthread_mutex_lock(&cluster.lock);
     cluster.quit = 1;

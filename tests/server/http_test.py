@@ -445,6 +445,48 @@ def keep_alive_comments():
     assert s2.process.wait(10) == 0
 
 
+def api_key():
+    s2 = Server([PROGRAM, "--api-key", "s3cret-key"])
+    good = {"Authorization": "Bearer s3cret-key"}
+    for path, method, body in (("/v1/models", "GET", None), ("/v1/completions", "POST", comp("a")), ("/nope", "GET", None)):
+        for bad in ({}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"Authorization": "Bearer s3cret-ke"}, {"Authorization": "Bearer s3cret-key2"},
+                    {"Authorization": "Bearer S3cret-key"}, {"Authorization": "Basic s3cret-key"}, {"Authorization": "s3cret-key"},
+                    {"Authorization": "Bearer s3cret-keys3cret-key"}, {"X-Api-Key": "s3cret-key"}):
+            status, headers, data = s2.request(method, path, body, bad)
+            expect_error((status, json.loads(data)), 401, "API key", None, "invalid_api_key")
+            assert headers["WWW-Authenticate"] == "Bearer" and json.loads(data)["error"]["type"] == "authentication_error"
+            assert "s3cret" not in data.decode()
+        assert s2.request(method, path, body, good)[0] == (404 if path == "/nope" else 200)
+    assert s2.request("GET", "/health")[0] == 200
+    s2.stop()
+
+
+def drains_before_it_stops():
+    """The end lets live requests finish and refuses new ones."""
+    s2 = Server([PROGRAM, "--drain", "5000"])
+    s = s2.raw()
+    s.sendall(post_bytes("/v1/completions", comp(seed=40, stream=True), "Connection: close\r\n"))
+    s2.wait_for(r"^submit")
+    s2.process.stdin.close()
+    time.sleep(0.2)
+    for path, body in (("/health", None), ("/v1/completions", comp())):
+        status, _, data = s2.request("POST" if body else "GET", path, body)
+        expect_error((status, json.loads(data)), 503, "shutting down", None, "shutting_down")
+    data = read_all(s)
+    assert b"[DONE]" in data and b'"finish_reason":"length"' in data and b"error" not in data, data[-500:]
+    s2.wait_for(r"^left 0$")
+    assert s2.process.wait(10) == 0
+    s2 = Server([PROGRAM, "--drain", "300"])  # bounded: a request that does not end gets an error
+    s = s2.raw()
+    s.sendall(post_bytes("/v1/completions", comp(seed=SILENT)))
+    s2.wait_for(r"^submit")
+    start = time.monotonic()
+    s2.process.stdin.close()
+    s2.wait_for(r"^left 1$")
+    assert b"shutting down" in read_all(s) and 0.25 < time.monotonic() - start < 3
+    assert s2.process.wait(10) == 0
+
+
 def queue_limit():
     s2 = Server([PROGRAM, "--max-live", "2"])
     s = s2.raw()
@@ -508,7 +550,7 @@ CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_i
          events_before_the_id_is_known, models_and_health, paths_and_methods, content_types, bad_bodies_keep_the_connection,
          pipelined_requests, too_long_for_the_context, errors_before_the_stream, oversized_by_length, oversized_chunked, header_bounds,
          client_leaves_while_parked, client_leaves_between_tokens, client_resets, many_streams, slow_reader_loses_nothing, slow_clients,
-         keep_alive_comments, queue_limit, rank_dies_in_mid_stream, no_chat_template, stops_with_everything_ended]
+         keep_alive_comments, api_key, drains_before_it_stops, queue_limit, rank_dies_in_mid_stream, no_chat_template, stops_with_everything_ended]
 if len(sys.argv) > 2:
     CASES = [c for c in CASES if c.__name__ in sys.argv[2:]] + [stops_with_everything_ended]
 sys.exit(run_cases(CASES))
