@@ -138,7 +138,8 @@ typedef enum { EPX_F32 = 0, EPX_BF16 = 1, EPX_F16 = 2, EPX_FP8_E4M3 = 3, EPX_BYT
 typedef enum {
     EPX_LAYOUT_LISTS = 0,        /* rows stay where the transport put them; epx_plan_lists() tells where */
     EPX_LAYOUT_EXPERT_MAJOR = 1, /* [El, W * max_tokens, H], counts[El]; rows past the count are not written */
-    EPX_LAYOUT_CONTIGUOUS = 2    /* [sum of counts rounded up to align, H] */
+    EPX_LAYOUT_CONTIGUOUS = 2    /* [sum of counts rounded up to align, H], at most info.max_rows rows; pad rows are zero;
+                                    epx_plan_offsets() tells where each expert starts */
 } epx_layout_t;
 
 typedef enum {
@@ -146,7 +147,11 @@ typedef enum {
     EPX_COMBINE_PARTIAL = 1 /* one weighted partial sum per (token, rank), summed in rank order ("prereduced") */
 } epx_combine_t;
 
+/* F32: one word a scale. UE8M0 (OCP MX): scale = 2^(code - 127), four codes a word in order of channels, the first in the lowest
+ * byte, unused ones of the last word 0. A row has info.scale_words words. */
 typedef enum { EPX_SCALE_F32 = 0, EPX_SCALE_UE8M0 = 1 } epx_scale_format_t;
+/* Of io->out_scale. ROW_MAJOR: [rows, scale_words]. COL_MAJOR: [scale_words, info.scale_gap], for EXPERT_MAJOR one such block for
+ * each local expert; scale_gap is the number of rows (row_cap, or max_rows with CONTIGUOUS) rounded up to 4. */
 typedef enum { EPX_SCALE_ROW_MAJOR = 0, EPX_SCALE_COL_MAJOR = 1 } epx_scale_layout_t;
 
 typedef struct {
@@ -160,15 +165,17 @@ typedef struct {
     const int *slot_expert;          /* [n_slots] slot -> logical expert; NULL: identity */
     uint64_t placement_version;      /* of the two tables above */
     epx_dtype_t token_dtype;         /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
-                                        with fp8 tokens those have combine_dtype, which must then be stated */
+                                        with fp8 tokens those have combine_dtype, which must then be stated, or, when that is
+                                        fp8 too, expert_dtype */
     epx_dtype_t wire_dtype;          /* of rows on the wire and in the output: equal to token_dtype, or fp8 (cast fused) */
-    epx_dtype_t expert_dtype;        /* of the expert outputs: f32 or combine_dtype; EPX_BYTES: combine_dtype */
-    epx_dtype_t combine_dtype;       /* of rows on the wire back: f32, bf16, f16; EPX_BYTES: token_dtype */
-    int scale_block;                 /* channels per fp8 scale: 128 */
+    epx_dtype_t expert_dtype;        /* of the expert outputs: f32, bf16, f16; EPX_BYTES: combine_dtype, or token_dtype when
+                                        combine_dtype is fp8 */
+    epx_dtype_t combine_dtype;       /* of rows on the wire back: f32, bf16, f16, fp8 (with scales); EPX_BYTES: token_dtype */
+    int scale_block;                 /* channels per fp8 scale, 1 .. 512; 128 */
     epx_scale_format_t scale_format;
     epx_scale_layout_t scale_layout;
     epx_layout_t layout;
-    int align;                       /* CONTIGUOUS: rows of an expert are padded to this; >= 1 */
+    int align;                       /* CONTIGUOUS: rows of an expert are padded to a multiple of this; else 1 */
     epx_combine_t combine;
     int replicate;                   /* ranks that hold the same tokens (pplx's dp_size); 1: none */
     int n_channels;                  /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
@@ -182,14 +189,14 @@ typedef struct {
     /* Inputs are read before the call that takes them returns and may be reused then, except epx_plan_input() itself. */
     uint32_t size;               /* sizeof(epx_io_t), set by epx_io_init() */
     const void *x;               /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
-                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, W * max_tokens, H] */
-    const float *x_scale;        /* caller-quantised fp8 only: [T, ceil(H / scale_block)] */
+                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, W * max_tokens, H], CONTIGUOUS [rows, H] */
+    const float *x_scale;        /* caller-quantised fp8 only: [T, info.scale_words] words, f32 or UE8M0 codes */
     const int32_t *ids;          /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
     const float *weights;        /* dispatch: [T, K] */
     int n_tokens;                /* T, 0 .. max_tokens; 0 is an ordinary call */
     const uint32_t *n_tokens_device; /* GPU: if set, overrides n_tokens */
     void *out_x;                 /* dispatch_recv: expert rows (NULL with LISTS); combine_recv: [T, H] token dtype */
-    float *out_scale;            /* dispatch_recv, fp8 wire, EXPERT_MAJOR: [El, W * max_tokens, ceil(H / scale_block)] */
+    float *out_scale;            /* dispatch_recv, fp8 wire, not LISTS: words of the scales, see epx_scale_layout_t */
     int32_t *out_counts;         /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
     int32_t *out_histogram;      /* dispatch_recv: [E] (token, expert) rows over all ranks; NULL: not wanted */
     const void *add;             /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
@@ -203,6 +210,9 @@ typedef struct {
     const char *transport;
     int n_local_experts;       /* El */
     int row_cap;               /* rows per expert in EXPERT_MAJOR: W * max_tokens */
+    size_t max_rows;           /* rows that dispatch output and expert outputs can have in the plan's layout */
+    size_t scale_words;        /* 32-bit words that hold the scales of a row; 0 without an fp8 wire */
+    size_t scale_gap;          /* words between neighbouring scale words of a row in io->out_scale */
     size_t slab_bytes;         /* shared with peers, per rank */
     size_t private_bytes;      /* lists and tables, per rank */
     uint64_t epoch;            /* exchanges completed on channel 0 */
@@ -246,6 +256,10 @@ EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout
 EPX_API epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x);
 /* Legal between dispatch_recv and combine_send of the channel, with EPX_LAYOUT_LISTS; else EPX_ERR_STATE. */
 EPX_API epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists);
+
+/* Where each local expert's rows start in dispatch output and expert outputs, in rows: *out_off is [El + 1], the last entry is the
+ * number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. */
+EPX_API epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off);
 
 /* The four halves, in this order on each channel. Collective: every rank makes every call, also with no tokens.
  * dispatch_send checks all arguments and ids before anything is sent: after EPX_ERR_ARG, _STATE or _CAPACITY nothing has

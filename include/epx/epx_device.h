@@ -13,7 +13,7 @@ typedef struct {
 /* What EPX_LAYOUT_LISTS gives after dispatch_recv. All pointers are borrowed from the plan and stay valid and unchanged
  * until the combine_send of the same channel returns.
  * Row of entry i: (const char *)row_base[entries[i].src] + entries[i].token * row_stride_bytes, [H] of wire dtype.
- * Its scales, fp8 wire only: scale_base[src] + token * scale_stride, [ceil(H / scale_block)] f32. */
+ * Its scales, fp8 wire only: scale_base[src] + token * scale_stride, words of epx_scale_format_t. */
 typedef struct {
     int32_t n_local_experts;
     int32_t n_rows;                  /* expert_off[n_local_experts] */

@@ -53,6 +53,9 @@ enum { EPX_MAX_SLOTS = 1 << 24 };
 /* Check every field and fill defaults: out_cfg has no EPX_BYTES and no 0 that means a default; its tables and backend stay
  * borrowed from cfg. EPX_ERR_ARG: outside the legal values; EPX_ERR_UNSUPPORTED: legal, not built yet. */
 epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg);
+/* Dtype of the result of combine and of the add operand: the token dtype, or, with fp8 tokens, the dtype of the rows that come
+ * back; the expert dtype when those are fp8 too. cfg: normalised. */
+epx_dtype_t epx_result_dtype(const epx_plan_config_t *cfg);
 /* Owner of a slot under cfg. */
 int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot);
 epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io);

@@ -53,7 +53,7 @@ typedef struct {
     epx_slab_layout_t layout;
     const epx_a2a_t *a2a;
     int n_local_max;
-    size_t row_max, backend_bytes, private_bytes;
+    size_t row_max, max_rows, backend_bytes, private_bytes;
 } sizes_t;
 
 static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w, arena_t *a, epx_channel_t *ch) {
@@ -65,6 +65,7 @@ static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w
     r->entries = take(a, z->row_max, sizeof *r->entries);
     r->entry_k = take(a, z->row_max, sizeof *r->entry_k);
     r->expert_off = take(a, el + 1, sizeof *r->expert_off);
+    r->out_off = take(a, el + 1, sizeof *r->out_off);
     r->row_of = take(a, w * z->layout.route_block, sizeof *r->row_of);
     r->stamp = take(a, el > w ? el : w, sizeof *r->stamp);
     r->terms = take(a, k > w ? k : w, sizeof *r->terms);
@@ -106,7 +107,7 @@ static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out
 /* c: validated and normalised. by_messages: some rows arrive in region D whatever the backend. */
 static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, int by_messages, sizes_t *z) {
     uint32_t regions = a2a->regions | (by_messages ? EPX_REGION_D : 0);
-    size_t rows = 0, places = 0, slots = 0;
+    size_t rows = 0, places = 0, slots = 0, pad = 0;
     memset(z, 0, sizeof *z);
     z->a2a = a2a;
     EPX_TRY(epx_slab_layout(c, n_ranks, regions, &z->layout));
@@ -114,10 +115,12 @@ static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a
     int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
     if (!epx_mul_size((size_t)n_ranks, (size_t)c->max_tokens, &rows) || !epx_mul_size(rows, (size_t)per_token, &z->row_max) ||
         !epx_mul_size(rows, (size_t)z->n_local_max, &slots) || !epx_mul_size(rows, (size_t)c->top_k, &places) ||
-        slots > INT32_MAX || places > INT32_MAX)
+        !epx_mul_size((size_t)z->n_local_max, (size_t)c->align - 1, &pad) || slots > INT32_MAX || places > INT32_MAX ||
+        z->row_max + pad > INT32_MAX)
         return epx_fail(EPX_ERR_CAPACITY,
                         "max_tokens %d on %d ranks with top_k %d and %d local experts: row numbers must stay below 2^31",
                         c->max_tokens, n_ranks, c->top_k, z->n_local_max);
+    z->max_rows = c->layout == EPX_LAYOUT_EXPERT_MAJOR ? slots : z->row_max + (c->layout == EPX_LAYOUT_CONTIGUOUS ? pad : 0);
     EPX_TRY(a2a->private_bytes(c, n_ranks, z->row_max, &z->backend_bytes));
     arena_t count = {NULL, 0, 1};
     epx_plan_t nowhere;
@@ -158,6 +161,20 @@ static void place_experts(epx_plan_t *p, const epx_plan_config_t *c, int *count)
     p->n_local = count[p->rank];
 }
 
+/* Forms of the rows that the combine half handles. */
+static void set_forms(epx_plan_t *p, const epx_plan_config_t *c) {
+    p->expert_form = epx_row_form(c->expert_dtype);
+    p->out_form = epx_row_form(epx_result_dtype(c));
+    p->combine_form = (epx_row_form_t){c->combine_dtype, c->scale_format, p->layout.combine_scale_off, (uint64_t)c->scale_block};
+}
+
+/* Words between neighbouring scales of an output row: 1, or the padded number of rows, a multiple of 16 bytes as tensor copy
+ * engines want it. */
+static size_t scale_gap(const epx_plan_config_t *c, const sizes_t *z, int row_cap) {
+    if (c->scale_layout == EPX_SCALE_ROW_MAJOR) return 1;
+    return ((c->layout == EPX_LAYOUT_EXPERT_MAJOR ? (size_t)row_cap : z->max_rows) + 3) / 4 * 4;
+}
+
 static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const sizes_t *z, epx_plan_t **out_plan) {
     epx_plan_t carved = {0};
     void *block = NULL;
@@ -177,12 +194,14 @@ static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const s
     p->cfg.slot_rank = NULL;
     p->cfg.slot_expert = NULL;
     p->cfg.backend = z->a2a->name;
-    p->out_dtype = c->token_dtype == EPX_FP8_E4M3 ? c->combine_dtype : c->token_dtype;
     p->layout = z->layout;
+    set_forms(p, c);
     p->rank = g->rank;
     p->n_ranks = g->n_ranks;
     p->row_cap = g->n_ranks * c->max_tokens;
     p->row_max = z->row_max;
+    p->max_rows = z->max_rows;
+    p->scale_gap = scale_gap(c, z, p->row_cap);
     p->private_bytes = z->private_bytes;
     place_experts(p, c, count);
     free(count);
@@ -247,7 +266,7 @@ static epx_status_t take_slab(epx_group_t *g, const sizes_t *z, epx_plan_t *p) {
     const epx_slab_layout_t *l = &z->layout;
     EPX_TRY(g->net->transport->slab_alloc(g->net, l->total_bytes, &p->slab));
     if (m == NULL) return EPX_OK;
-    uint64_t table = l->route_block * 4, scales = l->n_scales * 4, put = table, t = l->max_tokens;
+    uint64_t table = l->route_block * 4, scales = l->scale_words * 4, put = table, t = l->max_tokens;
     uint64_t per_token = p->cfg.combine == EPX_COMBINE_PARTIAL ? 1 : p->row_max / ((uint64_t)g->n_ranks * t);
     uint64_t dispatch = 2 * table + t * (l->wire_row_bytes + scales), combine = t * per_token * l->combine_row_bytes;
     if (put < l->wire_row_bytes) put = l->wire_row_bytes;
@@ -293,6 +312,9 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     out_info->transport = p->net->transport->name;
     out_info->n_local_experts = p->n_local;
     out_info->row_cap = p->row_cap;
+    out_info->max_rows = p->max_rows;
+    out_info->scale_words = p->layout.scale_words;
+    out_info->scale_gap = p->scale_gap;
     out_info->slab_bytes = p->layout.total_bytes;
     out_info->private_bytes = p->private_bytes;
     const epx_channel_t *first = &p->channels[0];
@@ -333,6 +355,15 @@ epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists) 
     if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
         return epx_fail(EPX_ERR_STATE, "epx_plan_lists is legal between dispatch_recv and combine_send only");
     *out_lists = p->channels[channel].lists;
+    return EPX_OK;
+}
+
+epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off) {
+    if (p == NULL || out_off == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_off");
+    EPX_TRY(check_channel(p, channel));
+    if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
+        return epx_fail(EPX_ERR_STATE, "epx_plan_offsets is legal between dispatch_recv and combine_send only");
+    *out_off = p->channels[channel].routes.out_off;
     return EPX_OK;
 }
 

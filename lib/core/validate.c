@@ -46,11 +46,15 @@ static epx_status_t check_sizes(const epx_plan_config_t *c) {
 
 static epx_status_t check_built(const epx_plan_config_t *c) {
     if (c->token_dtype == EPX_BYTES) return epx_unsupported_value("token_dtype", "bytes", "f32, bf16, f16, fp8_e4m3");
-    if (c->scale_format != EPX_SCALE_F32) return epx_unsupported_value("scale_format", "UE8M0", "F32");
-    if (c->scale_layout != EPX_SCALE_ROW_MAJOR) return epx_unsupported_value("scale_layout", "COL_MAJOR", "ROW_MAJOR");
-    if (c->layout == EPX_LAYOUT_CONTIGUOUS) return epx_unsupported_value("layout", "CONTIGUOUS", "LISTS, EXPERT_MAJOR");
-    EPX_TRY(only_int("align", c->align, 1));
-    EPX_TRY(only_int("scale_block", c->scale_block, 128));
+    if (c->scale_block > EPX_ROW_CHUNK) {
+        char value[16];
+        snprintf(value, sizeof value, "%d", c->scale_block);
+        return epx_unsupported_value("scale_block", value, "1 to 512");
+    }
+    if (c->align != 1 && c->layout != EPX_LAYOUT_CONTIGUOUS)
+        return epx_fail(EPX_ERR_ARG, "align is %d; legal with this layout: 1 (CONTIGUOUS pads the rows of an expert)", c->align);
+    if (c->scale_layout == EPX_SCALE_COL_MAJOR && c->layout == EPX_LAYOUT_LISTS)
+        return epx_fail(EPX_ERR_ARG, "scale_layout is COL_MAJOR with layout LISTS; legal: ROW_MAJOR, since rows stay in place");
     EPX_TRY(only_int("replicate", c->replicate, 1));
     EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
     EPX_TRY(only_int("renormalize", c->renormalize, 0));
@@ -71,16 +75,24 @@ static epx_status_t resolve_dtypes(epx_plan_config_t *c) {
                         epx_dtype_name(c->wire_dtype), epx_dtype_name(c->token_dtype));
     if (c->combine_dtype == EPX_BYTES && c->token_dtype == EPX_FP8_E4M3)
         return epx_fail(EPX_ERR_ARG,
-                        "combine_dtype is bytes (token_dtype) with token_dtype fp8_e4m3; state f32, bf16 or f16: it is also "
-                        "the dtype of the result");
+                        "combine_dtype is bytes (token_dtype) with token_dtype fp8_e4m3; state f32, bf16 or f16, which is then "
+                        "also the dtype of the result, or fp8_e4m3 with an expert_dtype");
     if (c->combine_dtype == EPX_BYTES) c->combine_dtype = c->token_dtype;
-    if (!is_row_dtype(c->combine_dtype))
-        return epx_unsupported_value("combine_dtype", epx_dtype_name(c->combine_dtype), "f32, bf16, f16");
+    if (c->expert_dtype == EPX_BYTES && c->combine_dtype == EPX_FP8_E4M3) {
+        if (c->token_dtype == EPX_FP8_E4M3)
+            return epx_fail(EPX_ERR_ARG, "expert_dtype is bytes with combine_dtype and token_dtype fp8_e4m3; state f32, bf16 or "
+                                         "f16: it is also the dtype of the result");
+        c->expert_dtype = c->token_dtype;
+    }
     if (c->expert_dtype == EPX_BYTES) c->expert_dtype = c->combine_dtype;
-    if (c->expert_dtype != EPX_F32 && c->expert_dtype != c->combine_dtype)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "expert_dtype is %s with combine_dtype %s; built: f32 or combine_dtype",
-                        epx_dtype_name(c->expert_dtype), epx_dtype_name(c->combine_dtype));
+    if (!is_row_dtype(c->expert_dtype))
+        return epx_unsupported_value("expert_dtype", epx_dtype_name(c->expert_dtype), "f32, bf16, f16");
     return EPX_OK;
+}
+
+epx_dtype_t epx_result_dtype(const epx_plan_config_t *c) {
+    if (c->token_dtype != EPX_FP8_E4M3) return c->token_dtype;
+    return c->combine_dtype != EPX_FP8_E4M3 ? c->combine_dtype : c->expert_dtype;
 }
 
 static epx_status_t check_placement(const epx_plan_config_t *c, int n_ranks) {
@@ -158,7 +170,7 @@ epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io)
     EPX_TRY(need(io->x, "x", t * h));
     EPX_TRY(need(io->ids, "ids", t * k));
     EPX_TRY(need(io->weights, "weights", t * k));
-    if (p->cfg.token_dtype == EPX_FP8_E4M3) EPX_TRY(need(io->x_scale, "x_scale", t * (int64_t)p->layout.n_scales));
+    if (p->cfg.token_dtype == EPX_FP8_E4M3) EPX_TRY(need(io->x_scale, "x_scale", t * (int64_t)p->layout.scale_words));
     else if (io->x_scale != NULL)
         return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3",
                         epx_dtype_name(p->cfg.token_dtype));
@@ -175,16 +187,16 @@ epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io)
         return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3",
                         epx_dtype_name(p->cfg.wire_dtype));
     if (p->n_local == 0) return EPX_OK;
-    int64_t rows = (int64_t)p->n_local * p->row_cap;
+    int64_t rows = (int64_t)p->max_rows;
     EPX_TRY(need(io->out_x, "out_x", rows * p->cfg.hidden));
     EPX_TRY(need(io->out_counts, "out_counts", p->n_local));
-    if (p->layout.n_scales) EPX_TRY(need(io->out_scale, "out_scale", rows * (int64_t)p->layout.n_scales));
+    if (p->layout.n_scales) EPX_TRY(need(io->out_scale, "out_scale", rows * (int64_t)p->layout.scale_words));
     return EPX_OK;
 }
 
 epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows) {
     if (n_rows == 0) return EPX_OK;
-    int64_t rows = p->cfg.layout == EPX_LAYOUT_LISTS ? n_rows : (int64_t)p->n_local * p->row_cap;
+    int64_t rows = p->cfg.layout == EPX_LAYOUT_LISTS ? n_rows : (int64_t)p->max_rows;
     return need(io->x, "x", rows * p->cfg.hidden);
 }
 

@@ -25,6 +25,7 @@ typedef struct {
     epx_list_entry_t *entries; /* [row_max] ordered (local expert, src, token) */
     uint8_t *entry_k;          /* [row_max] the first k of that token that names the expert */
     int32_t *expert_off;       /* [El + 1] */
+    int32_t *out_off;          /* [El + 1] first row of each local expert in the plan's layout, then all rows */
     int32_t *row_of;           /* [W][T * K] output row of (src, token, k), or -1: not ours. Repeats name the same row */
     uint64_t *stamp;           /* [max(El, W)] scratch: the last token that named it */
     epx_row_term_t *terms;     /* [max(K, W)] scratch */
@@ -42,13 +43,17 @@ typedef struct {
 
 struct epx_plan {
     const epx_a2a_t *a2a;
-    epx_net_t *net;        /* borrowed from the group */
-    epx_slab_t *slab;      /* owned */
-    epx_plan_config_t cfg; /* normalised: no EPX_BYTES, no 0 defaults; tables point into the private block */
-    epx_dtype_t out_dtype; /* of the result of combine */
+    epx_net_t *net;              /* borrowed from the group */
+    epx_slab_t *slab;            /* owned */
+    epx_plan_config_t cfg;       /* normalised: no EPX_BYTES, no 0 defaults; tables point into the private block */
+    epx_row_form_t out_form;     /* rows of the result of combine */
+    epx_row_form_t expert_form;  /* rows of expert outputs */
+    epx_row_form_t combine_form; /* rows on the wire back */
     epx_slab_layout_t layout;
     int rank, n_ranks, n_local, row_cap;
-    size_t row_max; /* rows that lists can hold */
+    size_t row_max;   /* rows that lists can hold */
+    size_t max_rows;  /* rows that dispatch output and expert outputs can have in the plan's layout */
+    size_t scale_gap; /* words from a scale of the output to the row's next */
     size_t private_bytes;
     int32_t *expert_rank;    /* [E] owner */
     int32_t *expert_local;   /* [E] index at its owner */

@@ -31,12 +31,13 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
     if (n == 0) return;
     if (p->cfg.wire_dtype == p->cfg.token_dtype) {
         if (io->x != rows) memmove(rows, io->x, n * l->x_row_bytes); /* x may lie elsewhere in the input region */
-        if (l->n_scales) memcpy(scales, io->x_scale, n * l->n_scales * sizeof(float));
+        if (l->n_scales) memcpy(scales, io->x_scale, n * l->scale_words * sizeof(float));
         return;
     }
     for (size_t t = 0; t < n; t++)
-        epx_row_quantise((uint8_t *)rows + t * l->wire_row_bytes, scales + t * l->n_scales,
-                         (const char *)io->x + t * l->x_row_bytes, p->cfg.token_dtype, h, (size_t)p->cfg.scale_block);
+        epx_row_quantise((uint8_t *)rows + t * l->wire_row_bytes, scales + t * l->scale_words,
+                         (const char *)io->x + t * l->x_row_bytes, p->cfg.token_dtype, h, (size_t)p->cfg.scale_block,
+                         p->cfg.scale_format);
 }
 
 void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io_t *io) {
@@ -60,7 +61,7 @@ void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t 
     const epx_slab_layout_t *l = &p->layout;
     const char *rows = epx_exchange_rows(p, channel, p->rank);
     const float *scales = epx_exchange_scales(p, channel, p->rank);
-    size_t n = (size_t)io->n_tokens, k_max = (size_t)p->cfg.top_k, scale_bytes = l->n_scales * sizeof(float);
+    size_t n = (size_t)io->n_tokens, k_max = (size_t)p->cfg.top_k, scale_bytes = l->scale_words * sizeof(float);
     for (size_t t = 0; t < n; t++) {
         if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
         char *at = epx_slab_put(p->slab, dst, epx_d_row_off(l, channel, p->rank, t), l->wire_row_bytes);
@@ -68,7 +69,7 @@ void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t 
     }
     for (size_t t = 0; scale_bytes && t < n; t++) { /* apart from the rows, so that both are long runs */
         if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
-        memcpy(epx_slab_put(p->slab, dst, epx_d_scale_off(l, channel, p->rank, t), scale_bytes), scales + t * l->n_scales,
+        memcpy(epx_slab_put(p->slab, dst, epx_d_scale_off(l, channel, p->rank, t), scale_bytes), scales + t * l->scale_words,
                scale_bytes);
     }
 }
@@ -167,12 +168,12 @@ static void send_exact(epx_plan_t *p, int channel, const void *x) {
     for (int e = 0; e < p->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             int src = (int)r->entries[i].src;
-            const char *y = (const char *)x + epx_route_row(p, ch, e, i) * row_bytes;
+            const char *y = (const char *)x + epx_route_row(ch, e, i) * row_bytes;
             char *dst = c_slot(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
             if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
                 p->cfg.expert_dtype == EPX_F32)
                 truncate_row((uint16_t *)(void *)dst, (const float *)(const void *)y, h);
-            else epx_row_convert(dst, p->cfg.combine_dtype, y, p->cfg.expert_dtype, h);
+            else epx_row_store(dst, &p->combine_form, y, p->cfg.expert_dtype, h);
             if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
         }
     }
@@ -196,15 +197,16 @@ static void send_partial(epx_plan_t *p, int channel, const void *x, int all_toke
     epx_row_term_t terms[EPX_MAX_TOP_K];
     size_t h = (size_t)p->cfg.hidden;
     float sum[EPX_ROW_CHUNK];
+    const epx_row_form_t f32 = epx_row_form(EPX_F32);
     for (int i = 0; i < p->n_ranks; i++) {
         int src = nth_dst(p, i);
         for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
             int n = partial_terms(p, r, src, t, x, terms);
             if (n == 0 && !all_tokens) continue;
             char *dst = c_slot(p, channel, src, (uint64_t)p->rank, slot_of(p, channel, src, t));
-            epx_row_weighted_sum(dst, p->cfg.combine_dtype, terms, n, p->cfg.expert_dtype, NULL, h);
+            epx_row_weighted_sum(dst, &p->combine_form, terms, n, &p->expert_form, NULL, h);
             if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && h <= EPX_ROW_CHUNK) {
-                epx_row_weighted_sum(sum, EPX_F32, terms, n, p->cfg.expert_dtype, NULL, h);
+                epx_row_weighted_sum(sum, &f32, terms, n, &p->expert_form, NULL, h);
                 truncate_row((uint16_t *)(void *)dst, sum, h);
             }
             if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
@@ -247,16 +249,14 @@ static int partial_sum_terms(const epx_plan_t *p, int channel, size_t t, int all
 
 void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens) {
     epx_channel_t *ch = &p->channels[channel];
-    size_t n = (size_t)ch->n_tokens, h = (size_t)p->cfg.hidden, out_bytes = h * epx_dtype_bytes(p->out_dtype);
+    size_t n = (size_t)ch->n_tokens, h = (size_t)p->cfg.hidden, out_bytes = h * epx_dtype_bytes(p->out_form.dtype);
     epx_row_term_t *terms = ch->routes.terms;
     memset(ch->routes.stamp, 0, (size_t)p->n_ranks * sizeof(uint64_t));
     for (size_t t = 0; t < n; t++) {
         char *out = (char *)io->out_x + t * out_bytes;
         const void *add = io->add == NULL ? NULL : (const char *)io->add + t * out_bytes;
         if (p->cfg.combine == EPX_COMBINE_EXACT)
-            epx_row_weighted_sum(out, p->out_dtype, terms, exact_terms(p, channel, t, terms), p->cfg.combine_dtype, add, h);
-        else
-            epx_row_plain_sum(out, p->out_dtype, terms, partial_sum_terms(p, channel, t, all_tokens), p->cfg.combine_dtype, add,
-                              h);
+            epx_row_weighted_sum(out, &p->out_form, terms, exact_terms(p, channel, t, terms), &p->combine_form, add, h);
+        else epx_row_plain_sum(out, &p->out_form, terms, partial_sum_terms(p, channel, t, all_tokens), &p->combine_form, add, h);
     }
 }

@@ -50,9 +50,9 @@ static void lay_channel(const epx_plan_config_t *cfg, uint64_t n_ranks, uint32_t
     l->weights_off = take(c, n_ranks, l->route_block, 4);
     l->x_off = take(c, t, l->x_row_bytes, 1);
     l->stage_off = take(c, t, l->wire_row_bytes, staged);
-    l->stage_scale_off = take(c, t, l->n_scales, 4);
+    l->stage_scale_off = take(c, t, l->scale_words, 4);
     l->d_off = take(c, d * t, l->wire_row_bytes, 1);
-    l->d_scale_off = take(c, d * t, l->n_scales, 4);
+    l->d_scale_off = take(c, d * t, l->scale_words, 4);
     l->c_off = take(c, t, l->combine_row_bytes, regions & EPX_REGION_C ? planes : 0);
 }
 
@@ -65,7 +65,15 @@ epx_status_t epx_slab_layout(const epx_plan_config_t *cfg, int n_ranks, uint32_t
     l.x_row_bytes = h * epx_dtype_bytes(cfg->token_dtype);
     l.wire_row_bytes = h * epx_dtype_bytes(cfg->wire_dtype);
     l.combine_row_bytes = h * epx_dtype_bytes(cfg->combine_dtype);
-    if (cfg->wire_dtype == EPX_FP8_E4M3) l.n_scales = (h + (uint64_t)cfg->scale_block - 1) / (uint64_t)cfg->scale_block;
+    uint64_t n_blocks = (h + (uint64_t)cfg->scale_block - 1) / (uint64_t)cfg->scale_block;
+    if (cfg->wire_dtype == EPX_FP8_E4M3) {
+        l.n_scales = n_blocks;
+        l.scale_words = cfg->scale_format == EPX_SCALE_F32 ? n_blocks : (n_blocks + 3) / 4;
+    }
+    if (cfg->combine_dtype == EPX_FP8_E4M3) {
+        l.combine_scale_off = (h + 3) / 4 * 4;
+        l.combine_row_bytes = l.combine_scale_off + n_blocks * sizeof(float);
+    }
     l.leave_off = take(&head, w, EPX_FLAG_STRIDE, 1);
     l.channel_off = head.at;
     lay_channel(cfg, w, regions, &ch, &l);

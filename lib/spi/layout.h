@@ -34,8 +34,10 @@ typedef struct {
     uint64_t d_off, d_scale_off, c_off;
 
     uint64_t route_block; /* T * K: elements of ids and weights per source */
-    uint64_t x_row_bytes, wire_row_bytes, combine_row_bytes;
-    uint64_t n_scales; /* per row; 0 unless the wire is fp8 */
+    uint64_t x_row_bytes, wire_row_bytes;
+    uint64_t combine_row_bytes, combine_scale_off; /* of a row back; with fp8 its f32 scales are in it, at that offset */
+    uint64_t n_scales;                             /* per row; 0 unless the wire is fp8 */
+    uint64_t scale_words;                          /* 32-bit words that hold them: f32, or four UE8M0 codes a word */
     uint64_t max_tokens;
 } epx_slab_layout_t;
 
@@ -72,7 +74,7 @@ static inline uint64_t epx_d_row_off(const epx_slab_layout_t *l, int channel, in
     return epx_channel_off(l, channel) + l->d_off + ((uint64_t)src * l->max_tokens + token) * l->wire_row_bytes;
 }
 static inline uint64_t epx_d_scale_off(const epx_slab_layout_t *l, int channel, int src, uint64_t token) {
-    return epx_channel_off(l, channel) + l->d_scale_off + ((uint64_t)src * l->max_tokens + token) * l->n_scales * 4;
+    return epx_channel_off(l, channel) + l->d_scale_off + ((uint64_t)src * l->max_tokens + token) * l->scale_words * 4;
 }
 /* plane: k (exact) or the sending rank (partial). */
 static inline uint64_t epx_c_row_off(const epx_slab_layout_t *l, int channel, uint64_t plane, uint64_t token) {

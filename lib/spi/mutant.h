@@ -17,7 +17,9 @@
  * | list_unordered       | lists start with the rows of the own rank instead of rank 0                                |
  * | wrong_epoch_parity   | epx_group_allgather uses one record buffer instead of two                                  |
  * | hash_skips_field     | top_k is not compared over ranks at create                                                 |
- * | channels_share_rows  | combine rows of every channel go to the region of channel 0                                | */
+ * | channels_share_rows  | combine rows of every channel go to the region of channel 0                                |
+ * | contiguous_unpadded  | CONTIGUOUS ignores align                                                                   |
+ * | scales_row_major     | COL_MAJOR scales are written row by row                                                    | */
 #ifndef EPX_SPI_MUTANT_H
 #define EPX_SPI_MUTANT_H
 

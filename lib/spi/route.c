@@ -80,8 +80,8 @@ static void place_token(epx_plan_t *p, epx_channel_t *ch, int src, uint32_t t) {
     }
 }
 
-/* List indices in row_of become rows of [El, row_cap]. */
-static void rows_to_expert_major(epx_plan_t *p, epx_channel_t *ch) {
+/* List indices in row_of become rows of the layout. */
+static void rows_to_layout(epx_plan_t *p, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
     size_t k_max = (size_t)p->cfg.top_k;
     for (int e = 0; e < p->n_local; e++) {
@@ -90,8 +90,20 @@ static void rows_to_expert_major(epx_plan_t *p, epx_channel_t *ch) {
             const int32_t *ids = r->ids[src] + r->entries[i].token * k_max;
             int32_t *row_of = r->row_of + (size_t)src * p->layout.route_block + r->entries[i].token * k_max;
             for (size_t k = r->entry_k[i]; k < k_max; k++)
-                if (ids[k] == ids[r->entry_k[i]]) row_of[k] = (int32_t)epx_route_row(p, ch, e, i);
+                if (ids[k] == ids[r->entry_k[i]]) row_of[k] = (int32_t)epx_route_row(ch, e, i);
         }
+    }
+}
+
+/* Where each expert's rows start in the output. */
+static void lay_out(const epx_plan_t *p, epx_routes_t *r) {
+    int32_t align = EPX_MUTANT(contiguous_unpadded) ? 1 : p->cfg.align;
+    r->out_off[0] = 0;
+    for (int e = 0; e < p->n_local; e++) {
+        int32_t n = r->expert_off[e + 1] - r->expert_off[e];
+        if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) n = p->row_cap;
+        if (p->cfg.layout == EPX_LAYOUT_CONTIGUOUS) n = (n + align - 1) / align * align;
+        r->out_off[e + 1] = r->out_off[e] + n;
     }
 }
 
@@ -108,7 +120,8 @@ void epx_route_build(epx_plan_t *p, epx_channel_t *ch) {
     /* place_token() moved every start to its end, which is the next expert's start. */
     for (int e = p->n_local; e > 0; e--) r->expert_off[e] = r->expert_off[e - 1];
     r->expert_off[0] = 0;
-    if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) rows_to_expert_major(p, ch);
+    lay_out(p, r);
+    if (p->cfg.layout != EPX_LAYOUT_LISTS) rows_to_layout(p, ch);
 }
 
 void epx_route_lists(epx_plan_t *p, epx_channel_t *ch) {
@@ -120,7 +133,7 @@ void epx_route_lists(epx_plan_t *p, epx_channel_t *ch) {
     ch->lists.row_base = r->row_base;
     ch->lists.scale_base = p->layout.n_scales ? r->scale_base : NULL;
     ch->lists.row_stride_bytes = p->layout.wire_row_bytes;
-    ch->lists.scale_stride = p->layout.n_scales;
+    ch->lists.scale_stride = p->layout.scale_words;
 }
 
 /* The start of a row that is copied next; the hardware follows from there. */
@@ -128,19 +141,43 @@ static void prefetch_row(const char *row, size_t bytes) {
     for (size_t i = 0; i < bytes && i < 512; i += 64) EPX_PREFETCH_R(row + i);
 }
 
+/* The scales of output row `row`, which lies with expert e; words NULL: zeros. */
+static void put_scales(const epx_plan_t *p, int e, size_t row, const float *words, float *out) {
+    size_t n = p->layout.scale_words, at = row * n;
+    if (p->cfg.scale_layout == EPX_SCALE_COL_MAJOR) {
+        size_t first = p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR ? (size_t)e : 0;
+        at = first * n * p->scale_gap + row - first * (size_t)p->row_cap;
+    }
+    if (EPX_MUTANT(scales_row_major)) at = row * n;
+    size_t gap = EPX_MUTANT(scales_row_major) ? 1 : p->scale_gap;
+    for (size_t j = 0; j < n; j++) {
+        if (words != NULL) memcpy(&out[at + j * gap], &words[j], 4);
+        else memset(&out[at + j * gap], 0, 4);
+    }
+}
+
+/* CONTIGUOUS: rows between the count and the next expert are zero. */
+static void pad_rows(const epx_plan_t *p, const epx_routes_t *r, int e, const epx_io_t *io) {
+    size_t row_bytes = p->layout.wire_row_bytes;
+    size_t row = (size_t)(r->out_off[e] + r->expert_off[e + 1] - r->expert_off[e]), end = (size_t)r->out_off[e + 1];
+    if (row < end) memset((char *)io->out_x + row * row_bytes, 0, (end - row) * row_bytes);
+    for (; p->layout.n_scales && row < end; row++) put_scales(p, e, row, NULL, io->out_scale);
+}
+
 static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
     epx_routes_t *r = &ch->routes;
-    size_t row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    size_t row_bytes = p->layout.wire_row_bytes;
     for (int e = 0; e < p->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             epx_list_entry_t en = r->entries[i];
-            size_t row = epx_route_row(p, ch, e, i);
+            size_t row = epx_route_row(ch, e, i);
             if (i + 1 < r->expert_off[e + 1])
                 prefetch_row((const char *)r->row_base[r->entries[i + 1].src] + r->entries[i + 1].token * row_bytes, row_bytes);
             memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[en.src] + en.token * row_bytes, row_bytes);
-            if (n_scales)
-                memcpy(io->out_scale + row * n_scales, r->scale_base[en.src] + en.token * n_scales, n_scales * sizeof(float));
+            if (p->layout.n_scales)
+                put_scales(p, e, row, r->scale_base[en.src] + en.token * p->layout.scale_words, io->out_scale);
         }
+        if (p->cfg.layout == EPX_LAYOUT_CONTIGUOUS) pad_rows(p, r, e, io);
     }
 }
 
@@ -160,7 +197,7 @@ static void histogram(const epx_plan_t *p, const epx_routes_t *r, int32_t *out) 
 
 void epx_route_output(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
     const epx_routes_t *r = &ch->routes;
-    if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) pack_rows(p, ch, io);
+    if (p->cfg.layout != EPX_LAYOUT_LISTS) pack_rows(p, ch, io);
     if (io->out_counts != NULL)
         for (int e = 0; e < p->n_local; e++) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
     if (io->out_histogram != NULL) histogram(p, r, io->out_histogram);

@@ -8,7 +8,14 @@
 
 #include "epx/epx.h"
 
-enum { EPX_ROW_CHUNK = 512 }; /* elements kept in f32 at a time */
+enum { EPX_ROW_CHUNK = 512 }; /* elements kept in f32 at a time; also the largest scale block */
+
+/* How rows lie in memory. With fp8 each block of channels has an f32 scale; the scales of a row start at scale_off. */
+typedef struct {
+    epx_dtype_t dtype;
+    epx_scale_format_t format; /* rule that makes the scales */
+    uint64_t scale_off, block;
+} epx_row_form_t;
 
 /* One term of a weighted sum. */
 typedef struct {
@@ -27,8 +34,8 @@ typedef struct {
     void (*fma)(float *acc, float weight, epx_dtype_t dtype, const void *row, size_t n);
     /* acc[i] += row[i]. */
     void (*add)(float *acc, epx_dtype_t dtype, const void *row, size_t n);
-    /* One scale block of n values: scale, codes. */
-    void (*quantise)(uint8_t *codes, float *scale, const float *src, size_t n);
+    /* One scale block of n values: scale, codes. UE8M0: the scale is rounded up to a power of two. */
+    void (*quantise)(uint8_t *codes, float *scale, const float *src, size_t n, epx_scale_format_t format);
 } epx_row_kernels_t;
 
 /* The best set for this CPU; chosen once. */
@@ -36,15 +43,21 @@ const epx_row_kernels_t *epx_row_kernels(void);
 /* The set of that name ("scalar", "avx2", "avx512"), or NULL when this CPU or build lacks it. For tests. */
 const epx_row_kernels_t *epx_row_kernels_named(const char *name);
 
-/* dst (dst_dtype: f32, bf16, f16) = src (src_dtype), rounded once. Equal dtypes: a copy of the bits. */
-void epx_row_convert(void *dst, epx_dtype_t dst_dtype, const void *src, epx_dtype_t src_dtype, size_t n);
-/* dst = round(sum of weight * row over terms in order, fused, from +0, then + add if not NULL (dtype of dst)). */
-void epx_row_weighted_sum(void *dst, epx_dtype_t dst_dtype, const epx_row_term_t *terms, int n_terms, epx_dtype_t row_dtype,
-                          const void *add, size_t n);
+/* A form without scales. */
+static inline epx_row_form_t epx_row_form(epx_dtype_t dtype) { return (epx_row_form_t){dtype, EPX_SCALE_F32, 0, 0}; }
+
+/* dst = src (f32, bf16, f16), rounded once; fp8: quantised, scales behind. Equal dtypes: a copy of the bits. */
+void epx_row_store(void *dst, const epx_row_form_t *to, const void *src, epx_dtype_t src_dtype, size_t n);
+/* dst = round(sum of weight * row over terms in order, fused, from +0, then + add if not NULL (dtype of dst)). An element of an
+ * fp8 row is code * scale, rounded to f32. */
+void epx_row_weighted_sum(void *dst, const epx_row_form_t *to, const epx_row_term_t *terms, int n_terms,
+                          const epx_row_form_t *from, const void *add, size_t n);
 /* dst = round(plain sum of rows in order from +0, then + add if not NULL (dtype of dst)). Weights are ignored. */
-void epx_row_plain_sum(void *dst, epx_dtype_t dst_dtype, const epx_row_term_t *terms, int n_terms, epx_dtype_t row_dtype,
+void epx_row_plain_sum(void *dst, const epx_row_form_t *to, const epx_row_term_t *terms, int n_terms, const epx_row_form_t *from,
                        const void *add, size_t n);
-/* Quantise a row to e4m3 with one f32 scale per `block` channels; the last block may be short. */
-void epx_row_quantise(uint8_t *codes, float *scales, const void *src, epx_dtype_t src_dtype, size_t n, size_t block);
+/* Quantise a row to e4m3 with one scale per `block` channels; the last block may be short. scales: f32, or UE8M0 bytes padded
+ * with zeros to a multiple of 4. */
+void epx_row_quantise(uint8_t *codes, void *scales, const void *src, epx_dtype_t src_dtype, size_t n, size_t block,
+                      epx_scale_format_t format);
 
 #endif

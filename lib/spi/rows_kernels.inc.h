@@ -104,7 +104,10 @@ static inline uint8_t e4m3_round(float f) {
     return (uint8_t)(nan ? 0x7Fu : (code | sign));
 }
 
-static void quantise(uint8_t *codes, float *scale, const float *src, size_t n) {
+/* The smallest power of two that is not below s (normal and positive). */
+static inline float power_of_two(float s) { return epx_bits_f32((epx_f32_bits(s) + 0x7FFFFFu) & 0x7F800000u); }
+
+static void quantise(uint8_t *codes, float *scale, const float *src, size_t n, epx_scale_format_t format) {
     uint32_t top = 0; /* magnitudes of floats order as integers; NaN is left out */
     for (size_t i = 0; i < n; i++) {
         uint32_t m = epx_f32_bits(src[i]) & 0x7FFFFFFFu;
@@ -115,6 +118,7 @@ static void quantise(uint8_t *codes, float *scale, const float *src, size_t n) {
     amax = amax < AMAX_FLOOR ? AMAX_FLOOR : amax;
     amax = amax > AMAX_CEIL ? AMAX_CEIL : amax;
     float s = amax / E4M3_MAX;
+    if (format == EPX_SCALE_UE8M0) s = power_of_two(s);
     for (size_t i = 0; i < n; i++) codes[i] = e4m3_round(src[i] / s);
     *scale = s;
 }

@@ -100,15 +100,18 @@ static void quantise_by_hand(void **state) {
     unsigned char q[130];
     x[128] = 896.0f;
     x[129] = 3.0f;
-    th_quantise_row(x, 130, q, scales);
+    th_quantise_row(x, 130, 128, EPX_SCALE_F32, q, scales);
     assert_true(scales[0] == 1.0f && scales[1] == 2.0f);
     static const unsigned char want[] = {0x7E, 0xFE, 0x38, 0x80,
                                          0x01, 0x58, 0x59}; /* 0.001 / 2^-9 rounds to 1; 16.5 -> 16, 17.5 -> 18 */
     assert_memory_equal(q, want, sizeof want);
     assert_true(q[128] == 0x7E && q[129] == 0x3C);
     memset(x, 0, sizeof x);
-    th_quantise_row(x, 128, q, scales);
+    th_quantise_row(x, 128, 128, EPX_SCALE_F32, q, scales);
     assert_true(scales[0] > 0.0f && scales[0] < 1e-14f && q[0] == 0);
+    x[0] = 450.0f, x[1] = 3.0f;
+    th_quantise_row(x, 2, 1, EPX_SCALE_UE8M0, q, scales);
+    assert_true(scales[0] == 2.0f && scales[1] == 0x1p-7f && q[1] == 0x7C); /* 3 * 2^7 = 384 */
 }
 
 static void pairwise_covers(void **state) {

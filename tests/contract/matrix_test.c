@@ -14,13 +14,13 @@
 
 enum {
     N_W = 5,
-    N_DTYPES = 7,
-    N_LAYOUTS = 2,
+    N_DTYPES = 10,
+    N_LAYOUTS = 3,
     N_COMBINES = 2,
     N_SHAPES = 7,
     N_OPTS = 8,
     MAX_CASES = 2048,
-    N_ROUNDS = 3,
+    N_ROUNDS = 2,
     MAX_SLOTS = 128
 };
 enum { DIM_W, DIM_BACKEND, DIM_DTYPE, DIM_LAYOUT, DIM_COMBINE, DIM_SHAPE, DIM_OPTS, N_DIMS };
@@ -29,10 +29,16 @@ static const int w_values[N_W] = {1, 2, 3, 4, 8};
 
 /* token, wire, expert, combine */
 static const epx_dtype_t dtype_values[N_DTYPES][4] = {
-    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},        {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
-    {EPX_F16, EPX_F16, EPX_F16, EPX_F16},        {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, /* quantised by the caller */
-    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32},
+    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},
+    {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
+    {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
+    {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}, /* quantised by the caller */
+    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
+    {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32},
     {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
+    {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_FP8_E4M3},
+    {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F16, EPX_FP8_E4M3},
+    {EPX_F16, EPX_F16, EPX_BF16, EPX_F32},
 };
 
 static const struct {
@@ -51,6 +57,13 @@ static const unsigned opts_values[N_OPTS] = {
     TH_HALVES | TH_HISTOGRAM | TH_DELAYS,
     TH_REGISTERED | TH_HALVES | TH_ADD | TH_HISTOGRAM,
 };
+
+/* format, layout, block of the scales */
+static const int scale_values[][3] = {{EPX_SCALE_F32, EPX_SCALE_ROW_MAJOR, 128},
+                                      {EPX_SCALE_UE8M0, EPX_SCALE_ROW_MAJOR, 32},
+                                      {EPX_SCALE_F32, EPX_SCALE_COL_MAJOR, 32},
+                                      {EPX_SCALE_UE8M0, EPX_SCALE_COL_MAJOR, 128}};
+static const int align_values[] = {4, 1, 16};
 
 typedef struct {
     th_mode_t mode;
@@ -76,6 +89,7 @@ static void fill_placement(th_shape_t *s, int which, uint64_t seed, int *slot_ra
 static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
     const int *v = m->cases[idx].v;
     const epx_dtype_t *d = dtype_values[v[DIM_DTYPE]];
+    const int *scales = scale_values[(idx + idx / 5) % 4];
     int slot_rank[MAX_SLOTS], slot_expert[MAX_SLOTS];
     th_case_t c = {.backend = m->backends[v[DIM_BACKEND]], .opts = opts_values[v[DIM_OPTS]], .n_steps = m->n_steps};
     c.seed = th_seed() + (uint64_t)idx * 1009;
@@ -88,7 +102,11 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
                            .wire = d[1],
                            .expert = d[2],
                            .combine = d[3],
-                           .layout = v[DIM_LAYOUT] ? EPX_LAYOUT_EXPERT_MAJOR : EPX_LAYOUT_LISTS,
+                           .layout = (epx_layout_t)v[DIM_LAYOUT],
+                           .scale_format = (epx_scale_format_t)scales[0],
+                           .scale_layout = v[DIM_LAYOUT] ? (epx_scale_layout_t)scales[1] : EPX_SCALE_ROW_MAJOR,
+                           .scale_block = scales[2],
+                           .align = v[DIM_LAYOUT] == EPX_LAYOUT_CONTIGUOUS ? align_values[idx % 3] : 1,
                            .mode = v[DIM_COMBINE] ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
     fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
     if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend))

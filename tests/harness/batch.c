@@ -61,12 +61,12 @@ static void fill_ids(const th_shape_t *s, th_kind_t kind, uint64_t seed, uint64_
 static int batch_make(const th_shape_t *s, th_kind_t kind, uint64_t seed, int rank, th_batch_t *b) {
     size_t h = (size_t)s->hidden, k = (size_t)s->top_k, eb = (size_t)th_dtype_bytes(s->token),
            ab = (size_t)th_dtype_bytes(th_result_dtype(s));
-    size_t n_scales = s->token == EPX_FP8_E4M3 ? (size_t)th_n_scales(s) : 0;
+    size_t n_scales = s->token == EPX_FP8_E4M3 ? (size_t)th_scale_words(s) : 0;
     size_t n = (size_t)(b->n_tokens = n_tokens_of(s, kind, seed, rank));
     uint64_t mine = th_mix(seed, 5000 + (uint64_t)rank);
     b->x = malloc(n * h * eb + 1);
     b->add = malloc(n * h * ab + 1);
-    b->x_scale = n_scales ? malloc(n * n_scales * sizeof(float) + 1) : NULL;
+    b->x_scale = n_scales ? malloc(n * n_scales * sizeof(uint32_t) + 1) : NULL;
     b->ids = malloc(n * k * sizeof(int32_t) + 1);
     b->weights = malloc(n * k * sizeof(float) + 1);
     if (!b->x || !b->add || (n_scales && !b->x_scale) || !b->ids || !b->weights) return -1;
@@ -74,7 +74,11 @@ static int batch_make(const th_shape_t *s, th_kind_t kind, uint64_t seed, int ra
         th_store(s->token, b->x, (int)i, value(mine, i));
         th_store(th_result_dtype(s), b->add, (int)i, unit(mine ^ 0xADD, i));
     }
-    for (size_t i = 0; i < n * n_scales; i++) b->x_scale[i] = 0.01f + unit(mine ^ 0x5CA1E, i);
+    for (size_t i = 0; i < n * n_scales; i++) { /* small positive numbers, or codes near 2^-7 */
+        float f = 0.01f + unit(mine ^ 0x5CA1E, i);
+        if (s->scale_format == EPX_SCALE_F32) memcpy(&b->x_scale[i], &f, sizeof f);
+        else b->x_scale[i] = 0x78787878u + ((uint32_t)th_mix(mine ^ 0x5CA1E, i) & 0x03030303u);
+    }
     for (size_t i = 0; i < n * k; i++) b->weights[i] = unit(mine ^ 0x3E1, i) - (i % 13 == 5 ? 0.9f : 0.0f);
     for (size_t t = 0; t < n; t++) fill_ids(s, kind, kind == TH_ONE_EXPERT ? seed : mine, t, b->ids + t * k);
     return 0;

@@ -13,24 +13,28 @@ struct th_open {
     epx_io_t io;
     int rank, n_local, row_cap;
     uint64_t seed;
-    size_t row_bytes, scale_row; /* wire row; floats per row of scales */
-    unsigned char *out_x;        /* dispatch output of EXPERT_MAJOR */
-    float *out_scale;
+    size_t max_rows, row_bytes, scale_words, scale_gap; /* output rows, bytes of a wire row, words of its scales */
+    unsigned char *out_x;                               /* dispatch output unless LISTS */
+    size_t n_out_words;
+    uint32_t *out_scale;
     int32_t *counts, *histogram;
     unsigned char *y, *result; /* expert outputs; combine output */
     size_t y_bytes, result_bytes;
 };
 
 static const char *mode_name(epx_combine_t m) { return m == EPX_COMBINE_EXACT ? "exact" : "partial"; }
-static const char *layout_name(epx_layout_t l) { return l == EPX_LAYOUT_LISTS ? "lists" : "expert-major"; }
+static const char *layout_name(epx_layout_t l) {
+    static const char *const names[] = {"lists", "expert-major", "contiguous"};
+    return names[l];
+}
 
 const char *th_case_text(const th_case_t *c, char *out, size_t n_bytes) {
     const th_shape_t *s = &c->shape;
-    snprintf(out, n_bytes, "%s W=%d %s->%s/%s/%s %s %s E=%d K=%d H=%d T<=%d opts=%u seed=%llu%s%s",
+    snprintf(out, n_bytes, "%s W=%d %s->%s/%s/%s %s %s E=%d K=%d H=%d T<=%d scales=%d/%d/%d align=%d opts=%u seed=%llu%s%s",
              c->backend ? c->backend : "auto", s->n_ranks, th_dtype_name(s->token), th_dtype_name(s->wire),
              th_dtype_name(s->expert), th_dtype_name(s->combine), layout_name(s->layout), mode_name(s->mode), s->n_experts,
-             s->top_k, s->hidden, s->max_tokens, c->opts, (unsigned long long)c->seed, s->slot_rank ? " slot_rank" : "",
-             s->slot_expert ? " slot_expert" : "");
+             s->top_k, s->hidden, s->max_tokens, s->scale_format, s->scale_layout, th_scale_block(s), s->align, c->opts,
+             (unsigned long long)c->seed, s->slot_rank ? " slot_rank" : "", s->slot_expert ? " slot_expert" : "");
     return out;
 }
 
@@ -50,6 +54,10 @@ void th_plan_config(const th_case_t *c, epx_plan_config_t *out_cfg) {
     out_cfg->combine_dtype = s->combine;
     out_cfg->layout = s->layout;
     out_cfg->combine = s->mode;
+    out_cfg->scale_format = s->scale_format;
+    out_cfg->scale_layout = s->scale_layout;
+    out_cfg->scale_block = th_scale_block(s);
+    out_cfg->align = s->align ? s->align : 1;
     out_cfg->backend = c->backend;
     out_cfg->n_channels = c->n_channels ? c->n_channels : 1;
     const char *ms = getenv("EPX_CONTRACT_TIMEOUT_MS"); /* the planted mistakes wait in vain: a short wait saves time */
@@ -82,14 +90,20 @@ static int first_difference(const unsigned char *a, const unsigned char *b, size
     return -1;
 }
 
-static void open_buffers(const th_case_t *c, th_open_t *o) {
+static void open_buffers(const th_case_t *c, th_open_t *o, const epx_plan_info_t *info) {
     const th_shape_t *s = &c->shape;
-    size_t slots = (size_t)o->n_local * (size_t)o->row_cap, h = (size_t)s->hidden;
-    size_t n_y = s->layout == EPX_LAYOUT_EXPERT_MAJOR ? slots : (size_t)o->want.n_rows;
+    size_t h = (size_t)s->hidden, rows = info->max_rows, n_y = s->layout == EPX_LAYOUT_LISTS ? (size_t)o->want.n_rows : rows;
+    int by_column = s->scale_layout == EPX_SCALE_COL_MAJOR;
+    if (s->layout == EPX_LAYOUT_EXPERT_MAJOR) n_y = rows = (size_t)o->n_local * (size_t)o->row_cap;
+    o->max_rows = rows;
     o->row_bytes = h * (size_t)th_dtype_bytes(s->wire);
-    o->scale_row = (size_t)th_n_scales(s);
-    o->out_x = poisoned(slots * o->row_bytes);
-    o->out_scale = poisoned(slots * o->scale_row * sizeof(float));
+    o->scale_words = (size_t)th_scale_words(s);
+    o->scale_gap = info->scale_gap;
+    o->n_out_words = rows * o->scale_words;
+    if (by_column) o->n_out_words = o->scale_words * o->scale_gap;
+    if (by_column && s->layout == EPX_LAYOUT_EXPERT_MAJOR) o->n_out_words *= (size_t)o->n_local;
+    o->out_x = poisoned(rows * o->row_bytes);
+    o->out_scale = poisoned(o->n_out_words * sizeof(uint32_t));
     o->counts = poisoned((size_t)o->n_local * sizeof(int32_t));
     o->histogram = poisoned((size_t)s->n_experts * sizeof(int32_t));
     o->y_bytes = n_y * h * (size_t)th_dtype_bytes(s->expert);
@@ -123,28 +137,26 @@ static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
         memcpy(in, b->x, (size_t)b->n_tokens * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token));
         o->io.x = in;
     }
-    o->io.x_scale = b->x_scale;
+    o->io.x_scale = (const float *)(const void *)b->x_scale;
     o->io.ids = b->ids;
     o->io.weights = b->weights;
     o->io.n_tokens = b->n_tokens;
-    int expert_major = s->layout == EPX_LAYOUT_EXPERT_MAJOR;
-    o->io.out_x = expert_major ? o->out_x : NULL;
-    o->io.out_scale = expert_major && th_has_scales(s) ? o->out_scale : NULL;
-    o->io.out_counts = (c->opts & TH_NO_COUNTS) && !expert_major ? NULL : o->counts;
+    int packed = s->layout != EPX_LAYOUT_LISTS;
+    o->io.out_x = packed ? o->out_x : NULL;
+    o->io.out_scale = packed && th_has_scales(s) ? (float *)(void *)o->out_scale : NULL;
+    o->io.out_counts = (c->opts & TH_NO_COUNTS) && !packed ? NULL : o->counts;
     o->io.out_histogram = c->opts & TH_HISTOGRAM ? o->histogram : NULL;
     return 0;
 }
 
-static int check_row(th_rank_t *r, const th_open_t *o, int i, const void *row, const float *scales) {
+static int check_row(th_rank_t *r, const th_open_t *o, int i, const void *row, const uint32_t *scales) {
     const unsigned char *want = o->want.rows + (size_t)i * o->row_bytes;
     int at = first_difference(row, want, o->row_bytes);
     TH_CHECK(r, at < 0, "row %d (src %u token %u) differs at byte %d: %02x, wanted %02x", i, o->want.entries[i].src,
              o->want.entries[i].token, at, ((const unsigned char *)row)[at], want[at]);
-    if (!o->want.scales) return 0;
-    at = first_difference((const unsigned char *)scales, (const unsigned char *)(o->want.scales + (size_t)i * o->scale_row),
-                          o->scale_row * sizeof(float));
-    TH_CHECK(r, at < 0, "scale %d of row %d: %.9g, wanted %.9g", at / 4, i, (double)scales[at / 4],
-             (double)o->want.scales[(size_t)i * o->scale_row + (size_t)at / 4]);
+    for (size_t j = 0; o->want.scales && j < o->scale_words; j++)
+        TH_CHECK(r, scales[j] == o->want.scales[(size_t)i * o->scale_words + j], "scale word %zu of row %d: %08x, wanted %08x", j,
+                 i, scales[j], o->want.scales[(size_t)i * o->scale_words + j]);
     return 0;
 }
 
@@ -166,7 +178,8 @@ static int check_lists(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_
             TH_CHECK(r, at.src == w->entries[i].src && at.token == w->entries[i].token, "entry %d is (%u, %u), wanted (%u, %u)",
                      i, at.src, at.token, w->entries[i].src, w->entries[i].token);
             const void *row = (const char *)l.row_base[at.src] + at.token * l.row_stride_bytes;
-            const float *scales = w->scales ? l.scale_base[at.src] + at.token * l.scale_stride : NULL;
+            const uint32_t *scales =
+                w->scales ? (const uint32_t *)(const void *)(l.scale_base[at.src] + at.token * l.scale_stride) : NULL;
             if (check_row(r, o, i, row, scales) != 0) return -1;
             th_expert_row(s, w->local_expert[e], row, scales, o->y + (size_t)i * y_bytes);
         }
@@ -174,27 +187,72 @@ static int check_lists(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_
     return 0;
 }
 
-static int check_expert_major(th_rank_t *r, const th_case_t *c, th_open_t *o) {
-    const th_shape_t *s = &c->shape;
+/* Rows that expert e takes in the output. */
+static size_t rows_of(const th_case_t *c, const th_open_t *o, int e) {
+    size_t n = (size_t)(o->want.expert_off[e + 1] - o->want.expert_off[e]), a = c->shape.align ? (size_t)c->shape.align : 1;
+    if (c->shape.layout == EPX_LAYOUT_EXPERT_MAJOR) return (size_t)o->row_cap;
+    return c->shape.layout == EPX_LAYOUT_LISTS ? n : (n + a - 1) / a * a;
+}
+
+/* Word j of the scales of row i of expert e; first: the expert's first row. */
+static size_t scale_index(const th_case_t *c, const th_open_t *o, int e, size_t first, size_t i, size_t j) {
+    if (c->shape.scale_layout == EPX_SCALE_ROW_MAJOR) return (first + i) * o->scale_words + j;
+    if (c->shape.layout == EPX_LAYOUT_EXPERT_MAJOR) return ((size_t)e * o->scale_words + j) * o->scale_gap + i;
+    return j * o->scale_gap + first + i;
+}
+
+/* The whole output as it must be: rows and scales of the lists, zeros where CONTIGUOUS pads, the poison everywhere else. */
+static void draw_output(const th_case_t *c, const th_open_t *o, unsigned char *x, uint32_t *scales) {
     const th_expect_t *w = &o->want;
-    size_t y_bytes = (size_t)s->hidden * (size_t)th_dtype_bytes(s->expert), scale_bytes = o->scale_row * sizeof(float);
-    for (int e = 0; e < w->n_local; e++) {
-        int n = w->expert_off[e + 1] - w->expert_off[e];
-        size_t slot = (size_t)e * (size_t)o->row_cap;
-        for (int i = 0; i < n; i++, slot++) {
-            const unsigned char *row = o->out_x + slot * o->row_bytes;
-            const float *scales = w->scales ? o->out_scale + slot * o->scale_row : NULL;
-            if (check_row(r, o, w->expert_off[e] + i, row, scales) != 0) return -1;
-            th_expert_row(s, w->local_expert[e], row, scales, o->y + slot * y_bytes);
-        }
-        size_t n_free = (size_t)(o->row_cap - n);
-        TH_CHECK(r, is_poison(o->out_x + slot * o->row_bytes, n_free * o->row_bytes),
-                 "rows past the count of local expert %d (%d) were written", e, n);
-        TH_CHECK(r, is_poison(o->out_scale + slot * o->scale_row, n_free * scale_bytes),
-                 "scales past the count of local expert %d were written", e);
+    size_t first = 0;
+    for (int e = 0; e < w->n_local; first += rows_of(c, o, e), e++) {
+        size_t n = (size_t)(w->expert_off[e + 1] - w->expert_off[e]), at = (size_t)w->expert_off[e];
+        if (c->shape.layout == EPX_LAYOUT_CONTIGUOUS) memset(x + first * o->row_bytes, 0, rows_of(c, o, e) * o->row_bytes);
+        memcpy(x + first * o->row_bytes, w->rows + at * o->row_bytes, n * o->row_bytes);
+        for (size_t i = 0; i < (c->shape.layout == EPX_LAYOUT_CONTIGUOUS ? rows_of(c, o, e) : n); i++)
+            for (size_t j = 0; j < o->scale_words; j++)
+                scales[scale_index(c, o, e, first, i, j)] = i < n ? w->scales[(at + i) * o->scale_words + j] : 0;
     }
-    size_t slots = (size_t)o->n_local * (size_t)o->row_cap;
-    TH_CHECK(r, is_poison(o->out_x + slots * o->row_bytes, GUARD_BYTES), "%s", "written past the end of out_x");
+}
+
+static void run_experts(const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    size_t first = 0, y_bytes = (size_t)s->hidden * (size_t)th_dtype_bytes(s->expert);
+    uint32_t words[512];
+    for (int e = 0; e < o->want.n_local; first += rows_of(c, o, e), e++) {
+        for (size_t i = 0; i < (size_t)(o->want.expert_off[e + 1] - o->want.expert_off[e]); i++) {
+            for (size_t j = 0; j < o->scale_words; j++) words[j] = o->out_scale[scale_index(c, o, e, first, i, j)];
+            th_expert_row(s, o->want.local_expert[e], o->out_x + (first + i) * o->row_bytes, o->want.scales ? words : NULL,
+                          o->y + (first + i) * y_bytes);
+        }
+    }
+}
+
+static int check_packed(th_rank_t *r, const th_case_t *c, th_open_t *o) {
+    size_t n_x = o->max_rows * o->row_bytes, n_s = o->n_out_words * sizeof(uint32_t);
+    unsigned char *x = poisoned(n_x);
+    uint32_t *scales = poisoned(n_s);
+    draw_output(c, o, x, scales);
+    int at_x = first_difference(o->out_x, x, n_x + GUARD_BYTES), at_s = -1;
+    at_s = first_difference((unsigned char *)o->out_scale, (unsigned char *)scales, n_s + GUARD_BYTES);
+    int got_x = at_x < 0 ? 0 : o->out_x[at_x], want_x = at_x < 0 ? 0 : x[at_x];
+    free(scales);
+    free(x);
+    TH_CHECK(r, at_x < 0, "row %d of %zu of the output differs at byte %d: %02x, wanted %02x", at_x / (int)o->row_bytes,
+             o->max_rows, at_x % (int)o->row_bytes, got_x, want_x);
+    TH_CHECK(r, at_s < 0, "scale word %d of %zu of the output differs", at_s / 4, o->n_out_words);
+    run_experts(c, o);
+    return 0;
+}
+
+static int check_offsets(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_open_t *o) {
+    const int32_t *off = NULL;
+    size_t first = 0;
+    TH_OK(r, epx_plan_offsets(p, c->channel, &off));
+    for (int e = 0; e <= o->want.n_local; e++) {
+        TH_CHECK(r, off[e] == (int32_t)first, "expert %d starts at row %d, wanted %zu", e, off[e], first);
+        if (e < o->want.n_local) first += rows_of(c, o, e);
+    }
     return 0;
 }
 
@@ -231,7 +289,8 @@ static int do_recv(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     if (c->opts & TH_HALVES) TH_OK(r, epx_dispatch_recv(p, &o->io));
     else TH_OK(r, epx_dispatch(p, &o->io));
     maybe_sleep(c, o->rank, o->seed, 2);
-    if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_expert_major(r, c, o)) return -1;
+    if (check_offsets(r, p, c, o) != 0) return -1;
+    if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_packed(r, c, o)) return -1;
     return check_counts(r, c, o);
 }
 
@@ -253,7 +312,7 @@ int th_step_begin(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_
                 c->shape.n_ranks * c->shape.max_tokens);
         goto err_open;
     }
-    open_buffers(c, o);
+    open_buffers(c, o, &info);
     if (fill_io(r, p, c, o) != 0 || do_send(r, p, c, o) != 0) goto err_open;
     *out = o;
     return 0;

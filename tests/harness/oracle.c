@@ -17,9 +17,39 @@ const char *th_dtype_name(epx_dtype_t d) {
     return names[d];
 }
 
-int th_n_scales(const th_shape_t *s) { return (s->hidden + TH_SCALE_BLOCK - 1) / TH_SCALE_BLOCK; }
+int th_scale_block(const th_shape_t *s) { return s->scale_block ? s->scale_block : 128; }
 
-epx_dtype_t th_result_dtype(const th_shape_t *s) { return s->token == EPX_FP8_E4M3 ? s->combine : s->token; }
+static int n_blocks(const th_shape_t *s) { return (s->hidden + th_scale_block(s) - 1) / th_scale_block(s); }
+
+int th_scale_words(const th_shape_t *s) {
+    if (!th_has_scales(s)) return 0;
+    return s->scale_format == EPX_SCALE_F32 ? n_blocks(s) : (n_blocks(s) + 3) / 4;
+}
+
+float th_scale_at(const th_shape_t *s, const uint32_t *words, int i) {
+    int b = i / th_scale_block(s);
+    float f;
+    if (s->scale_format == EPX_SCALE_UE8M0) return ldexpf(1.0f, (int)(words[b / 4] >> 8 * (b % 4) & 255u) - 127);
+    memcpy(&f, &words[b], sizeof f);
+    return f;
+}
+
+/* The scales of a row as they travel. */
+static void store_scales(const th_shape_t *s, const float *scales, uint32_t *out_words) {
+    memset(out_words, 0, (size_t)th_scale_words(s) * sizeof *out_words);
+    for (int b = 0; b < n_blocks(s); b++) {
+        uint32_t code = 0;
+        if (s->scale_format == EPX_SCALE_F32) memcpy(&out_words[b], &scales[b], sizeof *out_words);
+        else
+            while (ldexpf(1.0f, (int)code - 127) < scales[b]) code++;
+        if (s->scale_format == EPX_SCALE_UE8M0) out_words[b / 4] |= code << 8 * (b % 4);
+    }
+}
+
+epx_dtype_t th_result_dtype(const th_shape_t *s) {
+    if (s->token != EPX_FP8_E4M3) return s->token;
+    return s->combine != EPX_FP8_E4M3 ? s->combine : s->expert;
+}
 
 int th_has_scales(const th_shape_t *s) { return s->wire == EPX_FP8_E4M3; }
 
@@ -46,30 +76,44 @@ void th_store(epx_dtype_t d, void *row, int i, float v) {
     }
 }
 
-static float rounded(epx_dtype_t d, float v) {
-    unsigned char cell[4];
-    th_store(d, cell, 0, v);
-    return th_load(d, cell, 0);
-}
-
-void th_quantise_row(const float *x, int n, unsigned char *out_q, float *out_scales) {
-    for (int b = 0; b * TH_SCALE_BLOCK < n; b++) {
-        int end = (b + 1) * TH_SCALE_BLOCK < n ? (b + 1) * TH_SCALE_BLOCK : n;
-        float amax = AMAX_FLOOR;
-        for (int i = b * TH_SCALE_BLOCK; i < end; i++)
+void th_quantise_row(const float *x, int n, int block, epx_scale_format_t format, unsigned char *out_q, float *out_scales) {
+    for (int b = 0; b * block < n; b++) {
+        int end = (b + 1) * block < n ? (b + 1) * block : n;
+        float amax = AMAX_FLOOR, power = 0x1p-126f;
+        for (int i = b * block; i < end; i++)
             if (fabsf(x[i]) > amax) amax = fabsf(x[i]);
         if (amax > AMAX_CEIL) amax = AMAX_CEIL;
         float scale = amax / FP8_MAX;
-        for (int i = b * TH_SCALE_BLOCK; i < end; i++) out_q[i] = epx_f32_to_e4m3(x[i] / scale);
+        while (power < scale) power *= 2;
+        if (format == EPX_SCALE_UE8M0) scale = power;
+        for (int i = b * block; i < end; i++) out_q[i] = epx_f32_to_e4m3(x[i] / scale);
         out_scales[b] = scale;
     }
 }
 
-void th_expert_row(const th_shape_t *s, int expert, const void *row, const float *scales, void *out) {
+/* The row as the combine dtype carries it. */
+static void round_row(const th_shape_t *s, float *row) {
+    unsigned char cell[4], *q = malloc((size_t)s->hidden);
+    float *scales = malloc((size_t)n_blocks(s) * sizeof *scales);
+    if (!q || !scales) abort();
+    if (s->combine == EPX_FP8_E4M3) th_quantise_row(row, s->hidden, th_scale_block(s), s->scale_format, q, scales);
+    for (int i = 0; i < s->hidden; i++) {
+        if (s->combine != EPX_FP8_E4M3) {
+            th_store(s->combine, cell, 0, row[i]);
+            row[i] = th_load(s->combine, cell, 0);
+        } else {
+            row[i] = th_load(EPX_FP8_E4M3, q, i) * scales[i / th_scale_block(s)];
+        }
+    }
+    free(scales);
+    free(q);
+}
+
+void th_expert_row(const th_shape_t *s, int expert, const void *row, const uint32_t *scales, void *out) {
     float a = 0.31f + 0.17f * (float)(expert % 11), b = 0.013f * (float)(expert % 5) - 0.02f;
     for (int i = 0; i < s->hidden; i++) {
         float v = th_load(s->wire, row, i);
-        if (scales) v = v * scales[i / TH_SCALE_BLOCK];
+        if (scales) v = v * th_scale_at(s, scales, i);
         float y = a * v;
         th_store(s->expert, out, i, y + b);
     }
@@ -105,17 +149,20 @@ static int names_rank(const th_shape_t *s, const int *owner, const th_batch_t *b
 }
 
 /* The row of token t as the wire carries it. */
-static void wire_row(const th_shape_t *s, const th_batch_t *b, int t, unsigned char *out_row, float *out_scales) {
+static void wire_row(const th_shape_t *s, const th_batch_t *b, int t, unsigned char *out_row, uint32_t *out_words) {
     const char *x = (const char *)b->x + (size_t)t * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token);
+    size_t n_words = (size_t)th_scale_words(s);
     if (s->wire == s->token) {
         memcpy(out_row, x, (size_t)s->hidden * (size_t)th_dtype_bytes(s->wire));
-        if (th_has_scales(s)) memcpy(out_scales, b->x_scale + t * th_n_scales(s), (size_t)th_n_scales(s) * sizeof(float));
+        if (th_has_scales(s)) memcpy(out_words, b->x_scale + (size_t)t * n_words, n_words * sizeof *out_words);
         return;
     }
-    float *f = malloc((size_t)s->hidden * sizeof *f);
-    if (!f) abort();
+    float *f = malloc((size_t)s->hidden * sizeof *f), *scales = malloc((size_t)n_blocks(s) * sizeof *scales);
+    if (!f || !scales) abort();
     for (int i = 0; i < s->hidden; i++) f[i] = th_load(s->token, x, i);
-    th_quantise_row(f, s->hidden, out_row, out_scales);
+    th_quantise_row(f, s->hidden, th_scale_block(s), s->scale_format, out_row, scales);
+    store_scales(s, scales, out_words);
+    free(scales);
     free(f);
 }
 
@@ -129,7 +176,7 @@ static void fill_lists(const th_shape_t *s, const th_batch_t *batches, th_expect
                 int i = out->n_rows++;
                 out->entries[i] = (epx_list_entry_t){(uint32_t)q, (uint32_t)t};
                 wire_row(s, &batches[q], t, out->rows + (size_t)i * row_bytes,
-                         out->scales ? out->scales + (size_t)i * (size_t)th_n_scales(s) : NULL);
+                         out->scales ? out->scales + (size_t)i * (size_t)th_scale_words(s) : NULL);
             }
         }
     }
@@ -139,7 +186,7 @@ static void fill_lists(const th_shape_t *s, const th_batch_t *batches, th_expect
 /* ys[k][h]: output of expert ids[k] for token t, as the expert dtype holds it. */
 static void expert_outputs(const th_shape_t *s, const th_batch_t *b, int t, float *ys) {
     unsigned char *row = malloc((size_t)s->hidden * 8 + 8);
-    float *scales = malloc((size_t)th_n_scales(s) * sizeof *scales);
+    uint32_t *scales = malloc((size_t)th_scale_words(s) * sizeof *scales + 1);
     if (!row || !scales) abort();
     unsigned char *y = row + (size_t)s->hidden * 4;
     wire_row(s, b, t, row, scales);
@@ -153,44 +200,54 @@ static void expert_outputs(const th_shape_t *s, const th_batch_t *b, int t, floa
     free(row);
 }
 
-static float sum_exact(const th_shape_t *s, const int32_t *ids, const float *w, const float *y) {
-    float acc = 0.0f;
-    for (int k = 0; k < s->top_k; k++)
-        if (ids[k] >= 0) acc = fmaf(w[k], rounded(s->combine, y[(size_t)k * (size_t)s->hidden]), acc);
-    return acc;
+/* acc[h]: K rounded rows in k order. */
+static void sum_exact(const th_shape_t *s, const int32_t *ids, const float *w, float *ys, float *acc) {
+    for (int k = 0; k < s->top_k; k++) {
+        float *y = ys + (size_t)k * (size_t)s->hidden;
+        if (ids[k] < 0) continue;
+        round_row(s, y);
+        for (int h = 0; h < s->hidden; h++) acc[h] = fmaf(w[k], y[h], acc[h]);
+    }
 }
 
-static float sum_partial(const th_shape_t *s, const int *owner, const int32_t *ids, const float *w, const float *y) {
-    float acc = 0.0f;
+/* acc[h]: one rounded sum a rank, in rank order. */
+static void sum_partial(const th_shape_t *s, const int *owner, const int32_t *ids, const float *w, const float *ys, float *acc) {
+    size_t n = (size_t)s->hidden;
+    float *part = malloc(n * sizeof *part);
+    if (!part) abort();
     for (int q = 0; q < s->n_ranks; q++) {
-        float part = 0.0f;
         int any = 0;
+        memset(part, 0, n * sizeof *part);
         for (int k = 0; k < s->top_k; k++) {
             if (ids[k] < 0 || owner[ids[k]] != q) continue;
-            part = fmaf(w[k], y[(size_t)k * (size_t)s->hidden], part);
+            for (size_t h = 0; h < n; h++) part[h] = fmaf(w[k], ys[(size_t)k * n + h], part[h]);
             any = 1;
         }
-        if (any) acc = acc + rounded(s->combine, part);
+        if (any) round_row(s, part);
+        for (size_t h = 0; any && h < n; h++) acc[h] = acc[h] + part[h];
     }
-    return acc;
+    free(part);
 }
 
 static int fill_result(const th_shape_t *s, const int *owner, const th_batch_t *b, int with_add, th_expect_t *out) {
-    float *ys = malloc((size_t)s->top_k * (size_t)s->hidden * sizeof *ys);
-    if (!ys) return -1;
-    for (int t = 0; t < b->n_tokens; t++) {
+    float *ys = malloc((size_t)s->top_k * (size_t)s->hidden * sizeof *ys), *acc = malloc((size_t)s->hidden * sizeof *acc);
+    for (int t = 0; ys && acc && t < b->n_tokens; t++) {
         const int32_t *ids = b->ids + t * s->top_k;
         const float *w = b->weights + t * s->top_k;
         expert_outputs(s, b, t, ys);
+        memset(acc, 0, (size_t)s->hidden * sizeof *acc);
+        if (s->mode == EPX_COMBINE_EXACT) sum_exact(s, ids, w, ys, acc);
+        else sum_partial(s, owner, ids, w, ys, acc);
         for (int h = 0; h < s->hidden; h++) {
             int at = t * s->hidden + h;
-            float v = s->mode == EPX_COMBINE_EXACT ? sum_exact(s, ids, w, ys + h) : sum_partial(s, owner, ids, w, ys + h);
-            if (with_add) v = v + th_load(th_result_dtype(s), b->add, at);
-            th_store(th_result_dtype(s), out->result, at, v);
+            if (with_add) acc[h] = acc[h] + th_load(th_result_dtype(s), b->add, at);
+            th_store(th_result_dtype(s), out->result, at, acc[h]);
         }
     }
+    int rc = ys && acc ? 0 : -1;
+    free(acc);
     free(ys);
-    return 0;
+    return rc;
 }
 
 static void fill_counters(const th_shape_t *s, const int *owner, const th_batch_t *batches, int rank, th_expect_t *out) {
@@ -219,7 +276,7 @@ int th_oracle(const th_shape_t *s, const th_batch_t *batches, int rank, int with
     out->expert_off = calloc(n_local + 1, sizeof(int32_t));
     out->entries = malloc(cap * sizeof *out->entries);
     out->rows = malloc(cap * h * (size_t)th_dtype_bytes(s->wire));
-    out->scales = !th_has_scales(s) ? NULL : malloc(cap * (size_t)th_n_scales(s) * sizeof(float));
+    out->scales = !th_has_scales(s) ? NULL : malloc(cap * (size_t)th_scale_words(s) * sizeof(uint32_t));
     out->result = malloc((size_t)batches[rank].n_tokens * h * (size_t)th_dtype_bytes(th_result_dtype(s)) + 1);
     out->histogram = calloc((size_t)s->n_experts, sizeof(int32_t));
     if (!out->expert_off || !out->entries || !out->rows || !out->result || !out->histogram) goto err;

@@ -13,16 +13,19 @@ typedef struct {
     epx_dtype_t token, wire, expert, combine; /* none is EPX_BYTES */
     epx_layout_t layout;
     epx_combine_t mode;
+    epx_scale_format_t scale_format;
+    epx_scale_layout_t scale_layout;
+    int scale_block, align; /* 0: 128 and 1 */
 } th_shape_t;
 
 /* What one rank gives. Owned. */
 typedef struct {
     int n_tokens;
-    void *x;        /* [T, H] token dtype */
-    float *x_scale; /* [T, n_scales]; fp8 tokens only, else NULL */
-    int32_t *ids;   /* [T, K] */
-    float *weights; /* [T, K] */
-    void *add;      /* [T, H] result dtype; used when the case asks for it */
+    void *x;           /* [T, H] token dtype */
+    uint32_t *x_scale; /* [T, scale words]; fp8 tokens only, else NULL */
+    int32_t *ids;      /* [T, K] */
+    float *weights;    /* [T, K] */
+    void *add;         /* [T, H] result dtype; used when the case asks for it */
 } th_batch_t;
 
 /* What one rank must see. Owned. */
@@ -32,18 +35,20 @@ typedef struct {
     int32_t *expert_off;       /* [n_local + 1] */
     epx_list_entry_t *entries; /* [n_rows] */
     unsigned char *rows;       /* [n_rows, H] wire dtype */
-    float *scales;             /* [n_rows, n_scales]; fp8 wire only */
+    uint32_t *scales;          /* [n_rows, scale words]; fp8 wire only */
     unsigned char *result;     /* [T, H] result dtype */
     int32_t *histogram;        /* [E] */
     uint64_t rows_sent[64], rows_received[64];
 } th_expect_t;
 
-enum { TH_SCALE_BLOCK = 128 };
-
 int th_dtype_bytes(epx_dtype_t d);
 const char *th_dtype_name(epx_dtype_t d);
-int th_n_scales(const th_shape_t *s);
-/* Of combine's result: the token dtype, or the combine dtype when tokens are fp8. */
+/* Channels of a scale block; 32-bit words that hold the scales of a row: a float each, or four codes. */
+int th_scale_block(const th_shape_t *s);
+int th_scale_words(const th_shape_t *s);
+/* Scale of channel i. */
+float th_scale_at(const th_shape_t *s, const uint32_t *words, int i);
+/* Of combine's result: the token dtype, or, when tokens are fp8, the combine dtype, or the expert dtype if that is fp8 too. */
 epx_dtype_t th_result_dtype(const th_shape_t *s);
 /* Does the wire carry scales? */
 int th_has_scales(const th_shape_t *s);
@@ -51,10 +56,10 @@ int th_has_scales(const th_shape_t *s);
 float th_load(epx_dtype_t d, const void *row, int i);
 void th_store(epx_dtype_t d, void *row, int i, float v);
 
-/* Quantise one row of n values: scales[ceil(n / 128)], q[n]. */
-void th_quantise_row(const float *x, int n, unsigned char *out_q, float *out_scales);
+/* Quantise one row of n values: scales[ceil(n / block)], q[n]. */
+void th_quantise_row(const float *x, int n, int block, epx_scale_format_t format, unsigned char *out_q, float *out_scales);
 /* The experts of the tests: out[h] = a(e) * row[h] + b(e) in f32, rounded to the expert dtype. scales: fp8 wire only. */
-void th_expert_row(const th_shape_t *s, int expert, const void *row, const float *scales, void *out);
+void th_expert_row(const th_shape_t *s, int expert, const void *row, const uint32_t *scales, void *out);
 /* Rank that owns logical expert e. */
 int th_owner(const th_shape_t *s, int expert);
 

@@ -101,7 +101,7 @@ static void fp8_codes_match_the_definition(void **state) {
                               (int)(epx_philox_u32(seed + 1, round * 128 + i) % 22) - 12);
             x[5] = 448.0f;
             if (round % 3 == 0) x[6] = NAN, x[7] = -0.0f, x[8] = 0x1p-10f, x[9] = 0x1.8p-9f, x[10] = 0x1p-7f;
-            k->quantise(codes, &scale, x, 128);
+            k->quantise(codes, &scale, x, 128, EPX_SCALE_F32);
             assert_true(scale == 1.0f);
             for (int i = 0; i < 128; i++) assert_int_equal(codes[i], epx_f32_to_e4m3(x[i]));
         }
@@ -129,7 +129,7 @@ static void fp8_golden_vectors(void **state) {
             float scale;
             uint8_t codes[4];
             if (k == NULL) continue;
-            k->quantise(codes, &scale, cases[c].x, 4);
+            k->quantise(codes, &scale, cases[c].x, 4, EPX_SCALE_F32);
             assert_int_equal(epx_f32_bits(scale), epx_f32_bits(cases[c].scale));
             assert_memory_equal(codes, cases[c].codes, 4);
         }
@@ -141,31 +141,64 @@ static void rows_have_a_ragged_last_block(void **state) {
     float x[130], scales[2];
     uint8_t codes[130];
     for (int i = 0; i < 130; i++) x[i] = i < 128 ? 448.0f : 0.25f;
-    epx_row_quantise(codes, scales, x, EPX_F32, 130, 128);
+    epx_row_quantise(codes, scales, x, EPX_F32, 130, 128, EPX_SCALE_F32);
     assert_true(scales[0] == 1.0f && scales[1] == 0.25f / 448.0f);
     assert_int_equal(codes[129], 0x7E);
 }
 
+/* Scales as powers of two: 448 -> 1; a little more -> 2; codes of 896 / 448 = 2 stay 2. Four codes a word. */
+static void ue8m0_scales_are_rounded_up(void **state) {
+    (void)state;
+    float x[6] = {448.0f, 449.0f, 896.0f, 0.0f, 3.0f, 448.0f * 0x1p-20f};
+    uint8_t codes[6], scales[8];
+    memset(scales, 0xA5, sizeof scales);
+    epx_row_quantise(codes, scales, x, EPX_F32, 6, 1, EPX_SCALE_UE8M0);
+    static const uint8_t want[8] = {127,     128,      128, 127 - 48,
+                                    127 - 7, 127 - 20, 0,   0}; /* 1e-12 / 448 = 2^-48.67; 3 / 448 = 2^-7.2 */
+    assert_memory_equal(scales, want, 8);
+    assert_int_equal(codes[0], 0x7E);
+    assert_int_equal(codes[2], 0x7E);
+    assert_int_equal(codes[5], 0x7E);
+    assert_int_equal(codes[4], epx_f32_to_e4m3(384.0f));
+}
+
+/* An fp8 row with scales behind it: what is stored comes back as code * scale. */
+static void fp8_rows_carry_their_scales(void **state) {
+    (void)state;
+    const epx_row_form_t f32 = epx_row_form(EPX_F32), fp8 = {EPX_FP8_E4M3, EPX_SCALE_F32, 8, 4};
+    float x[6] = {448.0f, 1.0f, -2.0f, 0.0f, 896.0f, 16.0f}, out[6], scales[2];
+    char row[16];
+    epx_row_store(row, &fp8, x, EPX_F32, 6);
+    memcpy(scales, row + 8, 8);
+    assert_true(scales[0] == 1.0f && scales[1] == 2.0f);
+    epx_row_term_t term = {row, 0.5f};
+    epx_row_weighted_sum(out, &f32, &term, 1, &fp8, NULL, 6);
+    for (int i = 0; i < 6; i++) assert_true(out[i] == 0.5f * x[i]);
+    epx_row_plain_sum(out, &f32, &term, 1, &fp8, x, 6);
+    for (int i = 0; i < 6; i++) assert_true(out[i] == 2 * x[i]);
+}
+
 static void sums_go_in_order_with_one_rounding(void **state) {
     (void)state;
+    const epx_row_form_t f32 = epx_row_form(EPX_F32), bf16 = epx_row_form(EPX_BF16);
     /* 2^24 + 1 - 2^24 in f32: the order decides. Last: a sum that rounds differently if it is rounded twice. */
     float a = 16777216.0f, b = 1.0f, c = -16777216.0f, out;
     epx_row_term_t terms[3] = {{&a, 1}, {&b, 1}, {&c, 1}}, other[3] = {{&a, 1}, {&c, 1}, {&b, 1}};
-    epx_row_weighted_sum(&out, EPX_F32, terms, 3, EPX_F32, NULL, 1);
+    epx_row_weighted_sum(&out, &f32, terms, 3, &f32, NULL, 1);
     assert_true(out == 0.0f);
-    epx_row_weighted_sum(&out, EPX_F32, other, 3, EPX_F32, NULL, 1);
+    epx_row_weighted_sum(&out, &f32, other, 3, &f32, NULL, 1);
     assert_true(out == 1.0f);
     float x = 1.0f, y = 0x1p-8f;
     uint16_t r, add = epx_f32_to_bf16(0x1p-20f);
     epx_row_term_t two[2] = {{&x, 1}, {&y, 1}};
-    epx_row_plain_sum(&r, EPX_BF16, two, 2, EPX_F32, NULL, 1);
+    epx_row_plain_sum(&r, &bf16, two, 2, &f32, NULL, 1);
     assert_int_equal(r, 0x3F80); /* a tie, to even */
-    epx_row_plain_sum(&r, EPX_BF16, two, 2, EPX_F32, &add, 1);
+    epx_row_plain_sum(&r, &bf16, two, 2, &f32, &add, 1);
     assert_int_equal(r, 0x3F81); /* the operand joins before the rounding */
     epx_row_term_t fused = {&x, 0x1.000002p0f};
-    epx_row_weighted_sum(&out, EPX_F32, &fused, 1, EPX_F32, NULL, 1);
+    epx_row_weighted_sum(&out, &f32, &fused, 1, &f32, NULL, 1);
     assert_true(out == 0x1.000002p0f);
-    epx_row_weighted_sum(&out, EPX_F32, NULL, 0, EPX_F32, NULL, 1);
+    epx_row_weighted_sum(&out, &f32, NULL, 0, &f32, NULL, 1);
     assert_int_equal(epx_f32_bits(out), 0);
 }
 
@@ -176,7 +209,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sets_give_the_same_bits),        cmocka_unit_test(scalar_matches_the_definition),
         cmocka_unit_test(fp8_codes_match_the_definition), cmocka_unit_test(fp8_golden_vectors),
-        cmocka_unit_test(rows_have_a_ragged_last_block),  cmocka_unit_test(sums_go_in_order_with_one_rounding),
+        cmocka_unit_test(rows_have_a_ragged_last_block),  cmocka_unit_test(ue8m0_scales_are_rounded_up),
+        cmocka_unit_test(fp8_rows_carry_their_scales),    cmocka_unit_test(sums_go_in_order_with_one_rounding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,12 +26,12 @@ static char *gathered(const epx_plan_t *p, int channel, int rank, int src) {
 
 static float *gathered_scales(const epx_plan_t *p, int channel, int rank, int src) {
     return (float *)(void *)(p->slab->base[rank] + epx_channel_off(&p->layout, channel) + p->layout.d_scale_off +
-                             (uint64_t)src * p->layout.max_tokens * p->layout.n_scales * sizeof(float));
+                             (uint64_t)src * p->layout.max_tokens * p->layout.scale_words * sizeof(float));
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     size_t rows = (size_t)io->n_tokens * p->layout.wire_row_bytes,
-           scales = (size_t)io->n_tokens * p->layout.n_scales * sizeof(float);
+           scales = (size_t)io->n_tokens * p->layout.scale_words * sizeof(float);
     epx_exchange_stage(p, io->channel, io);
     for (int i = 1; i <= p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;

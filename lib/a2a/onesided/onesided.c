@@ -19,7 +19,7 @@ static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, siz
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
-    uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.n_scales * sizeof(float),
+    uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.scale_words * sizeof(float),
              table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8;
     if (EPX_MUTANT(flag_before_data)) {
         epx_exchange_flag_dispatch(p, io->channel);

@@ -27,22 +27,29 @@ static epx_status_t can(const epx_net_t *net, const epx_plan_config_t *cfg) {
     return EPX_OK;
 }
 
-/* Block of a channel: gathered rows | gathered scales | copy of the expert outputs. */
+/* Block of a channel: gathered rows | gathered scales | copy of the expert outputs | two f32 rows. */
 typedef struct {
-    size_t rows, scales, outputs, bytes;
+    size_t rows, scales, outputs, scratch, bytes;
 } block_t;
+
+/* Words that hold the scales of a row on the wire. */
+static size_t n_words(const epx_plan_config_t *cfg) {
+    size_t n_blocks = ((size_t)cfg->hidden + (size_t)cfg->scale_block - 1) / (size_t)cfg->scale_block;
+    if (cfg->wire_dtype != EPX_FP8_E4M3) return 0;
+    return cfg->scale_format == EPX_SCALE_UE8M0 ? (n_blocks + 3) / 4 : n_blocks;
+}
 
 static int block_of(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, block_t *b) {
     size_t h = (size_t)cfg->hidden, n = (size_t)n_ranks * (size_t)cfg->max_tokens;
-    size_t n_scales = cfg->wire_dtype == EPX_FP8_E4M3 ? (h + (size_t)cfg->scale_block - 1) / (size_t)cfg->scale_block : 0;
     b->rows = 0;
     if (!epx_mul_size(n, h * epx_dtype_bytes(cfg->wire_dtype), &b->scales) || !epx_round_up_size(b->scales, 64, &b->scales))
         return 0;
-    if (!epx_mul_size(n, n_scales * sizeof(float), &b->outputs) || !epx_add_size(b->outputs, b->scales, &b->outputs) ||
+    if (!epx_mul_size(n, n_words(cfg) * sizeof(float), &b->outputs) || !epx_add_size(b->outputs, b->scales, &b->outputs) ||
         !epx_round_up_size(b->outputs, 64, &b->outputs))
         return 0;
-    return epx_mul_size(row_max, h * epx_dtype_bytes(cfg->expert_dtype), &b->bytes) &&
-           epx_add_size(b->bytes, b->outputs, &b->bytes) && epx_round_up_size(b->bytes, 64, &b->bytes);
+    return epx_mul_size(row_max, h * epx_dtype_bytes(cfg->expert_dtype), &b->scratch) &&
+           epx_add_size(b->scratch, b->outputs, &b->scratch) && epx_round_up_size(b->scratch, 64, &b->scratch) &&
+           epx_add_size(b->scratch, 2 * h * sizeof(float), &b->bytes) && epx_round_up_size(b->bytes, 64, &b->bytes);
 }
 
 static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t row_max, size_t *out_bytes) {
@@ -98,7 +105,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     publish_routing(p, io);
     if (n && io->x != x) memmove(x, io->x, n * p->layout.x_row_bytes);
     if (n && io->x_scale != NULL)
-        memcpy(peer_at(p, io->channel, p->rank, p->layout.stage_scale_off), io->x_scale, n * p->layout.n_scales * sizeof(float));
+        memcpy(peer_at(p, io->channel, p->rank, p->layout.stage_scale_off), io->x_scale, n * n_words(&p->cfg) * sizeof(float));
     for (int r = 0; r < p->n_ranks; r++) {
         for (size_t t = 0; t < n; t++) {
             int goes = 0;
@@ -134,33 +141,61 @@ static void store(epx_dtype_t dtype, void *row, size_t i, float f) {
     else memcpy((char *)row + 2 * i, &h, 2);
 }
 
-/* The definition of the fp8 cast: amax of the block without NaN, clamped to [1e-12, FLT_MAX]; scale = amax / 448. */
-static void quantise_row(const epx_plan_t *p, const void *x, uint8_t *codes, float *scales) {
-    size_t h = (size_t)p->cfg.hidden, block = (size_t)p->cfg.scale_block;
-    for (size_t b = 0; b * block < h; b++) {
-        float amax = 1e-12f;
-        for (size_t i = b * block; i < h && i < (b + 1) * block; i++) {
-            float a = fabsf(value_of(p->cfg.token_dtype, x, i));
-            if (a > amax) amax = a;
+/* The definition of the fp8 scale: amax of the block without NaN, clamped to [1e-12, FLT_MAX]; amax / 448; for UE8M0 the next
+ * power of two. */
+static float scale_of(const epx_plan_t *p, const float *x, size_t n) {
+    float amax = 1e-12f, scale;
+    int e;
+    for (size_t i = 0; i < n; i++)
+        if (fabsf(x[i]) > amax) amax = fabsf(x[i]);
+    if (isinf(amax)) amax = 3.402823466e+38f;
+    scale = amax / 448.0f;
+    if (p->cfg.scale_format == EPX_SCALE_F32) return scale;
+    return frexpf(scale, &e) == 0.5f ? scale : ldexpf(1.0f, e);
+}
+
+/* x[n] becomes what fp8 with scales makes of it; codes and scales where wanted. */
+static void through_fp8(const epx_plan_t *p, float *x, size_t n, uint8_t *codes, float *scales) {
+    size_t block = (size_t)p->cfg.scale_block;
+    for (size_t b = 0; b * block < n; b++) {
+        size_t end = (b + 1) * block < n ? (b + 1) * block : n;
+        float scale = scale_of(p, x + b * block, end - b * block);
+        int e;
+        for (size_t i = b * block; i < end; i++) {
+            uint8_t code = epx_f32_to_e4m3(x[i] / scale);
+            if (codes != NULL) codes[i] = code;
+            x[i] = epx_e4m3_to_f32(code) * scale;
         }
-        if (isinf(amax)) amax = 3.402823466e+38f;
-        scales[b] = amax / 448.0f;
-        for (size_t i = b * block; i < h && i < (b + 1) * block; i++)
-            codes[i] = epx_f32_to_e4m3(value_of(p->cfg.token_dtype, x, i) / scales[b]);
+        if (scales == NULL) continue;
+        if (p->cfg.scale_format == EPX_SCALE_F32) scales[b] = scale;
+        else (void)frexpf(scale, &e), ((uint8_t *)scales)[b] = (uint8_t)(e - 1 + 127);
     }
+}
+
+static float *scratch_of(const epx_plan_t *p, int channel) {
+    block_t b;
+    char *block = block_at(p, channel, &b);
+    return (float *)(void *)(block + b.scratch);
+}
+
+static void quantise_row(const epx_plan_t *p, int channel, const void *x, uint8_t *codes, float *scales) {
+    float *row = scratch_of(p, channel);
+    for (size_t i = 0; i < (size_t)p->cfg.hidden; i++) row[i] = value_of(p->cfg.token_dtype, x, i);
+    memset(scales, 0, n_words(&p->cfg) * sizeof *scales);
+    through_fp8(p, row, (size_t)p->cfg.hidden, codes, scales);
 }
 
 static void gather_rows(epx_plan_t *p, int channel, int src) {
     block_t b;
     char *block = block_at(p, channel, &b);
     epx_routes_t *r = &p->channels[channel].routes;
-    size_t t_max = (size_t)p->cfg.max_tokens, row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    size_t t_max = (size_t)p->cfg.max_tokens, row_bytes = p->layout.wire_row_bytes, n_scales = n_words(&p->cfg);
     char *rows = block + (size_t)src * t_max * row_bytes;
     float *scales = (float *)(void *)(block + b.scales) + (size_t)src * t_max * n_scales;
     const char *x = peer_at(p, channel, src, p->layout.x_off);
     for (size_t t = 0; t < r->n_tokens[src]; t++) {
         if (p->cfg.wire_dtype == p->cfg.token_dtype) memcpy(rows + t * row_bytes, x + t * row_bytes, row_bytes);
-        else quantise_row(p, x + t * p->layout.x_row_bytes, (uint8_t *)rows + t * row_bytes, scales + t * n_scales);
+        else quantise_row(p, channel, x + t * p->layout.x_row_bytes, (uint8_t *)rows + t * row_bytes, scales + t * n_scales);
     }
     if (p->cfg.token_dtype == EPX_FP8_E4M3 && r->n_tokens[src])
         memcpy(scales, peer_at(p, channel, src, p->layout.stage_scale_off), r->n_tokens[src] * n_scales * sizeof(float));
@@ -199,17 +234,40 @@ static void count_received(epx_plan_t *p, const epx_routes_t *r) {
     }
 }
 
+/* Word j of the scales of output row i of expert e, which is row `row` of all. */
+static float *scale_place(const epx_plan_t *p, const epx_io_t *io, int e, size_t i, size_t row, size_t j) {
+    size_t n = n_words(&p->cfg), rows = p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR ? (size_t)p->row_cap : p->max_rows;
+    if (p->cfg.scale_layout == EPX_SCALE_ROW_MAJOR) return io->out_scale + row * n + j;
+    while (rows % 4 != 0) rows++;
+    if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) return io->out_scale + ((size_t)e * n + j) * rows + i;
+    return io->out_scale + j * rows + row;
+}
+
+/* One output row: that of a list entry, or zeros. */
+static void write_row(epx_plan_t *p, const epx_routes_t *r, const epx_io_t *io, int e, size_t i, const epx_list_entry_t *en) {
+    size_t row_bytes = p->layout.wire_row_bytes, n = n_words(&p->cfg), row = (size_t)r->out_off[e] + i;
+    char *out = (char *)io->out_x + row * row_bytes;
+    if (en == NULL) memset(out, 0, row_bytes);
+    else memcpy(out, (const char *)r->row_base[en->src] + en->token * row_bytes, row_bytes);
+    for (size_t j = 0; j < n; j++) {
+        float *to = scale_place(p, io, e, i, row, j);
+        if (en == NULL) memset(to, 0, sizeof *to);
+        else memcpy(to, r->scale_base[en->src] + en->token * n + j, sizeof *to);
+    }
+}
+
 static void write_output(epx_plan_t *p, const epx_channel_t *ch, const epx_io_t *io) {
     const epx_routes_t *r = &ch->routes;
-    size_t row_bytes = p->layout.wire_row_bytes, n_scales = p->layout.n_scales;
+    r->out_off[0] = 0;
     for (int e = 0; e < p->n_local; e++) {
-        if (io->out_counts != NULL) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
-        for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1] && p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR; i++) {
-            size_t row = (size_t)e * (size_t)p->row_cap + (size_t)(i - r->expert_off[e]), t = r->entries[i].token;
-            uint32_t src = r->entries[i].src;
-            memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[src] + t * row_bytes, row_bytes);
-            if (n_scales) memcpy(io->out_scale + row * n_scales, r->scale_base[src] + t * n_scales, n_scales * sizeof(float));
-        }
+        int32_t n = r->expert_off[e + 1] - r->expert_off[e], room = n;
+        if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) room = p->row_cap;
+        while (p->cfg.layout == EPX_LAYOUT_CONTIGUOUS && room % p->cfg.align != 0) room++;
+        r->out_off[e + 1] = r->out_off[e] + room;
+        if (io->out_counts != NULL) io->out_counts[e] = n;
+        if (p->cfg.layout == EPX_LAYOUT_LISTS) continue;
+        for (int32_t i = 0; i < n; i++) write_row(p, r, io, e, (size_t)i, &r->entries[r->expert_off[e] + i]);
+        for (int32_t i = n; i < room && p->cfg.layout == EPX_LAYOUT_CONTIGUOUS; i++) write_row(p, r, io, e, (size_t)i, NULL);
     }
     for (int e = 0; io->out_histogram != NULL && e < p->cfg.n_experts; e++) {
         io->out_histogram[e] = 0;
@@ -237,7 +295,7 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
                               r->row_base,
                               p->layout.n_scales ? r->scale_base : NULL,
                               p->layout.wire_row_bytes,
-                              p->layout.n_scales};
+                              n_words(&p->cfg)};
     write_output(p, ch, io);
     return EPX_OK;
 }
@@ -248,7 +306,7 @@ static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
     char *outputs = block_at(p, io->channel, &b) + b.outputs;
     size_t row_bytes = (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
     for (int e = 0; e < p->n_local; e++) {
-        size_t first = p->cfg.layout == EPX_LAYOUT_LISTS ? (size_t)r->expert_off[e] : (size_t)e * (size_t)p->row_cap;
+        size_t first = (size_t)r->out_off[e];
         size_t n = (size_t)(r->expert_off[e + 1] - r->expert_off[e]);
         if (n) memcpy(outputs + (size_t)r->expert_off[e] * row_bytes, (const char *)io->x + first * row_bytes, n * row_bytes);
     }
@@ -270,43 +328,64 @@ static const void *answer(const epx_plan_t *p, int channel, uint32_t t, int32_t 
            (size_t)i * (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
 }
 
-static float rounded(epx_dtype_t dtype, float f) {
+/* The row as the combine dtype holds it. */
+static void round_row(const epx_plan_t *p, float *row) {
     char word[4];
-    store(dtype, word, 0, f);
-    return value_of(dtype, word, 0);
+    if (p->cfg.combine_dtype == EPX_FP8_E4M3) {
+        through_fp8(p, row, (size_t)p->cfg.hidden, NULL, NULL);
+        return;
+    }
+    for (size_t i = 0; i < (size_t)p->cfg.hidden; i++) {
+        store(p->cfg.combine_dtype, word, 0, row[i]);
+        row[i] = value_of(p->cfg.combine_dtype, word, 0);
+    }
 }
 
-/* Element i of the combined row: exact sums all places of the token; partial sums one rank's places, rounds, adds ranks. */
-static float element(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, size_t i) {
-    float total = 0;
-    if (p->cfg.combine == EPX_COMBINE_EXACT) {
-        for (int k = 0; k < p->cfg.top_k; k++)
-            if (ids[k] >= 0)
-                total = fmaf(weights[k], rounded(p->cfg.combine_dtype, value_of(p->cfg.expert_dtype, rows[k], i)), total);
-        return total;
+/* total = the combined row. Exact: the rounded rows of all places of the token. */
+static void sum_exact(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, float *total) {
+    size_t h = (size_t)p->cfg.hidden;
+    float *row = total + h;
+    for (int k = 0; k < p->cfg.top_k; k++) {
+        if (ids[k] < 0) continue;
+        for (size_t i = 0; i < h; i++) row[i] = value_of(p->cfg.expert_dtype, rows[k], i);
+        round_row(p, row);
+        for (size_t i = 0; i < h; i++) total[i] = fmaf(weights[k], row[i], total[i]);
     }
+}
+
+/* Partial: one rank's places, rounded; then the ranks. */
+static void sum_partial(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, float *total) {
+    size_t h = (size_t)p->cfg.hidden;
+    float *part = total + h;
     for (int r = 0; r < p->n_ranks; r++) {
-        float part = 0;
-        for (int k = 0; k < p->cfg.top_k; k++)
-            if (ids[k] >= 0 && p->expert_rank[ids[k]] == r)
-                part = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part);
-        total += rounded(p->cfg.combine_dtype, part);
+        memset(part, 0, h * sizeof *part);
+        for (int k = 0; k < p->cfg.top_k; k++) {
+            if (ids[k] < 0 || p->expert_rank[ids[k]] != r) continue;
+            for (size_t i = 0; i < h; i++) part[i] = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part[i]);
+        }
+        round_row(p, part);
+        for (size_t i = 0; i < h; i++) total[i] += part[i];
     }
-    return total;
 }
 
 static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
-    size_t h = (size_t)p->cfg.hidden, k_max = (size_t)p->cfg.top_k, out_bytes = h * epx_dtype_bytes(p->out_dtype);
+    epx_dtype_t out = p->out_form.dtype;
+    size_t h = (size_t)p->cfg.hidden, k_max = (size_t)p->cfg.top_k, out_bytes = h * epx_dtype_bytes(out);
     const void *rows[EPX_MAX_TOP_K];
+    float *total = scratch_of(p, io->channel);
     EPX_TRY(wait_all(p, io->channel, "combine", epx_flag_c_off));
     for (size_t t = 0; t < (size_t)ch->n_tokens; t++) {
         const int32_t *ids = ch->routes.ids[p->rank] + t * k_max;
+        const float *weights = ch->routes.weights[p->rank] + t * k_max;
         for (size_t k = 0; k < k_max; k++) rows[k] = ids[k] < 0 ? NULL : answer(p, io->channel, (uint32_t)t, ids[k]);
+        memset(total, 0, h * sizeof *total);
+        if (p->cfg.combine == EPX_COMBINE_EXACT) sum_exact(p, ids, weights, rows, total);
+        else sum_partial(p, ids, weights, rows, total);
         for (size_t i = 0; i < h; i++) {
-            float f = element(p, ids, ch->routes.weights[p->rank] + t * k_max, rows, i);
-            if (io->add != NULL) f += value_of(p->out_dtype, (const char *)io->add + t * out_bytes, i);
-            store(p->out_dtype, (char *)io->out_x + t * out_bytes, i, f);
+            float f = total[i];
+            if (io->add != NULL) f += value_of(out, (const char *)io->add + t * out_bytes, i);
+            store(out, (char *)io->out_x + t * out_bytes, i, f);
         }
     }
     return EPX_OK;
