@@ -14,7 +14,7 @@ struct epx_kv_store {
 };
 
 size_t epx_kv_token_bytes(const epx_kv_shape_t *s) {
-    return (size_t)s->n_layers * 2 * (size_t)s->n_kv_heads * (size_t)s->head_dim * sizeof(float);
+    return (size_t)s->n_layers * (s->v_in_k ? 1 : 2) * (size_t)s->n_kv_heads * (size_t)s->head_dim * sizeof(float);
 }
 
 epx_status_t epx_kv_store_create(const epx_kv_shape_t *shape, epx_kv_store_t **out_s) {
@@ -36,8 +36,13 @@ epx_status_t epx_kv_store_create(const epx_kv_shape_t *shape, epx_kv_store_t **o
     }
     size_t half = n_tokens * (size_t)shape->n_kv_heads * (size_t)shape->head_dim; /* floats of K, or of V, of one layer */
     for (int l = 0; l < shape->n_layers; l++) {
-        float *k = (float *)s->map + (size_t)l * 2 * half;
-        s->layers[l] = (epx_kv_layer_t){k, k + half, shape->page_size, shape->n_kv_heads, shape->head_dim};
+        float *k = (float *)s->map + (size_t)l * (shape->v_in_k ? 1 : 2) * half;
+        s->layers[l] = (epx_kv_layer_t){.k_pages = k,
+                                        .v_pages = shape->v_in_k ? k : k + half,
+                                        .page_size = shape->page_size,
+                                        .n_kv_heads = shape->n_kv_heads,
+                                        .head_dim = shape->head_dim,
+                                        .v_dim = shape->v_in_k};
     }
     *out_s = s;
     return EPX_OK;

@@ -14,6 +14,7 @@ typedef struct epx_kv_store epx_kv_store_t;
 typedef struct {
     int n_layers, n_kv_heads, head_dim;
     int32_t n_pages, page_size;
+    int32_t v_in_k; /* 0: K and V pages; else only K pages, whose heads begin with V of this many floats (latent attention) */
 } epx_kv_shape_t;
 
 /* Bytes that one token takes over all layers. */

@@ -39,6 +39,9 @@ typedef struct {
 } epx_meter_mark_t;
 /* Take the time before a phase and add what has passed after it. plan: the one whose calls lie between. */
 void epx_meter_begin(const epx_plan_t *plan, epx_meter_mark_t *out_mark);
+/* Leave out of the phase what lies between: work of the rank's own while the exchange is under way. */
+void epx_meter_pause(const epx_plan_t *plan, epx_meter_mark_t *mark);
+void epx_meter_resume(const epx_plan_t *plan, epx_meter_mark_t *mark);
 void epx_meter_end(epx_meter_t *m, const epx_plan_t *plan, epx_phase_t phase, const epx_meter_mark_t *mark);
 
 #endif

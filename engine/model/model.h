@@ -18,14 +18,44 @@
 typedef struct epx_arch epx_arch_t;
 typedef struct epx_model epx_model_t;
 
-/* Of config.json, checked: every size is at least 1 and products of two sizes fit 63 bits. */
+enum { EPX_MAX_LAYERS = 4096 };
+
+/* YaRN (arXiv:2309.00071): rotary frequencies for contexts longer than those of training. factor 0: not used. */
+typedef struct {
+    double factor, original_positions, beta_fast, beta_slow;
+    int truncate;            /* bounds of the ramp rounded to whole dimensions */
+    double attention_factor; /* of cosine and sine */
+} epx_yarn_t;
+
+/* Multi-head latent attention (arXiv:2405.04434). kv_lora 0: ordinary grouped-query attention. */
+typedef struct {
+    int q_lora; /* 0: queries are projected directly */
+    int kv_lora, nope, rope, v;
+} epx_mla_t;
+
+/* Of config.json, checked: every size that is used is at least 1 and products of two sizes fit 63 bits. */
 typedef struct {
     const epx_arch_t *arch; /* static */
-    int n_layers, hidden, n_heads, n_kv_heads, head_dim;
+    int n_layers, hidden, n_heads;
+    int n_kv_heads, head_dim; /* of the KV cache; with latent attention one head of kv_lora + rope */
     int n_experts, top_k, moe_ffn, vocab, max_position;
+    int n_dense_layers, dense_ffn; /* the first layers have one feed-forward of this size and no experts */
+    int shared_ffn;                /* beside the routed experts every token passes this one; 0: none */
     int norm_topk_prob, tie_embeddings;
-    float rms_eps;
+    epx_score_t score;
+    double routed_factor;
+    int n_groups, top_groups, group_best; /* as in epx_router_t */
+    int attention_bias, qk_norm;
+    float rms_eps, attn_scale;
     double rope_theta;
+    int rope_first, rope_dim, rope_interleaved; /* as in epx_rope_t */
+    epx_yarn_t yarn;
+    epx_mla_t mla;
+    int window; /* of the layers in `sliding` */
+    uint64_t sliding[EPX_MAX_LAYERS / 64];
+    epx_act_t act;
+    double act_limit;
+    int fp8; /* block-scaled e4m3 matrices are accepted */
     int32_t eos_ids[EPX_MAX_EOS];
     int n_eos;
 } epx_model_config_t;

@@ -67,20 +67,24 @@ void epx_ops_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, i
     ops->v->add(ops, out, add, n_rows, width);
 }
 
+void epx_ops_add_gated(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width) {
+    ops->v->add_gated(ops, out, add, gate, n_rows, width);
+}
+
 void epx_ops_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
-                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
-                                float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv) {
-    ops->v->qk_norm_rope_store(ops, q, k, v, ldqkv, n_heads, q_norm, k_norm, eps, inv_freq, rope_scale, rows, n_rows, kv);
+                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const epx_rope_t *rope,
+                                const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv) {
+    ops->v->qk_norm_rope_store(ops, q, k, v, ldqkv, n_heads, q_norm, k_norm, eps, rope, rows, n_rows, kv);
 }
 
-void epx_ops_attention(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+void epx_ops_attention(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
                        int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo) {
-    ops->v->attention(ops, q, ldq, n_heads, scale, rows, n_rows, kv, out, ldo);
+    ops->v->attention(ops, attn, q, ldq, rows, n_rows, kv, out, ldo);
 }
 
-void epx_ops_router_softmax_topk(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
-                                 int32_t *out_ids, float *out_weights) {
-    ops->v->router_softmax_topk(ops, logits, n_rows, n_experts, top_k, renormalize, out_ids, out_weights);
+void epx_ops_router(epx_ops_t *ops, const epx_router_t *router, const float *logits, int64_t n_rows, int32_t *out_ids,
+                    float *out_weights) {
+    ops->v->router(ops, router, logits, n_rows, out_ids, out_weights);
 }
 
 void epx_ops_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,

@@ -3,10 +3,12 @@
  * Row rule: the bits of an output row depend only on that row's own inputs, its KV and the weights: never on M, the row's
  * place in the batch, tile, thread count, or on where chunks were cut. Each output's reduction order is a function of the
  * reduction length alone; threads split rows and columns of the output, never a sum.
- * All activations are f32, row-major. Weights are [N, K] row-major as Hugging Face stores them, bf16 or f32, read in place.
+ * All activations are f32, row-major. Weights are [N, K] row-major (or transposed) as Hugging Face stores them, bf16, f32 or
+ * block-scaled e4m3, read in place: a narrow type is widened in registers, never copied.
  * No op allocates: call epx_ops_reserve() before the first one that reduces (linear, ffn, experts); a shape over the reserved
  * max_k or max_ffn is an assertion failure. More rows than max_rows are legal everywhere and are done in waves.
- * head_dim is even and at most EPX_OPS_MAX_HEAD_DIM. No op validates ids, shapes or pointers: the model does. */
+ * head_dim is even and at most EPX_OPS_MAX_HEAD_DIM. No op validates ids, shapes or
+ * pointers: the model does. */
 #ifndef EPX_ENGINE_OPS_OPS_H
 #define EPX_ENGINE_OPS_OPS_H
 
@@ -16,29 +18,77 @@
 #include "base/status.h"
 #include "epx/epx_device.h"
 
-enum { EPX_OPS_MAX_HEAD_DIM = 512, EPX_OPS_MAX_THREADS = 255 };
+/* 512 + 64: the compressed key of multi-head latent attention. */
+enum { EPX_OPS_MAX_HEAD_DIM = 576, EPX_OPS_MAX_THREADS = 255 };
 
-typedef enum { EPX_W_F32 = 0, EPX_W_BF16 = 1 } epx_wtype_t;
+typedef enum { EPX_W_F32 = 0, EPX_W_BF16 = 1, EPX_W_F8_E4M3 = 2 } epx_wtype_t;
+
+enum { EPX_W_SCALE_BLOCK = 128 }; /* rows and columns of an e4m3 matrix that share one scale */
 
 /* A weight matrix or vector, borrowed (a mapped checkpoint); alignment: that of its element. */
 typedef struct {
     const void *data; /* NULL: absent */
     epx_wtype_t type;
-    int64_t n, k; /* [n, k]; a vector has n = 1 */
+    int64_t n, k;      /* [n, k]; a vector has n = 1 */
+    int transposed;    /* 1: stored as [k, n], row-major */
+    const void *scale; /* e4m3 only: one factor for each 128 x 128 block of the stored matrix, row-major, ragged at the edges.
+                        * Element = e4m3 value * factor, rounded to f32. NaN codes do not occur in weights. */
+    epx_wtype_t scale_type; /* f32 or bf16 */
 } epx_weight_t;
 
-/* One expert's feed-forward: down(silu(gate(x)) * up(x)). gate, up [I, H]; down [H, I]. */
+/* What stands between gate and up of a feed-forward and its down. */
+typedef enum {
+    EPX_ACT_SILU_MUL = 0, /* silu(gate) * up */
+    EPX_ACT_CLAMPED_GLU   /* g sigmoid(1.702 g) * (u + 1), g = min(gate, limit), u = up clamped to +-limit (gpt-oss) */
+} epx_act_t;
+
+/* One expert's feed-forward: down(act(gate(x), up(x))). gate, up [I, H]; down [H, I].
+ * up absent: gate is [2 I, H] and holds both, rows gate 0, up 0, gate 1, up 1, ..; its bias likewise. */
 typedef struct {
     epx_weight_t gate, up, down;
+    epx_weight_t gate_bias, down_bias; /* may be absent; gate_bias only with both in gate */
+    epx_act_t act;
+    float act_limit;
 } epx_expert_weights_t;
 
 /* Where paged K and V of one layer lie. Position p of sequence s: page block_table[p / page_size], slot p % page_size.
  * One page: [page_size, n_kv_heads, head_dim] f32. */
 typedef struct {
-    float *k_pages, *v_pages; /* [n_pages, page_size, n_kv_heads, head_dim] of this layer */
+    float *k_pages, *v_pages; /* [n_pages, page_size, n_kv_heads, head_dim] of this layer; may be the same pages */
     int32_t page_size;
     int32_t n_kv_heads, head_dim;
+    int32_t v_dim; /* leading floats of a head's V that attention reads and sums; 0: head_dim */
 } epx_kv_layer_t;
+
+/* Rotary embedding of a part of each head. */
+typedef struct {
+    const float *inv_freq; /* [dim / 2] */
+    float scale;           /* of cosine and sine */
+    int32_t first, dim;    /* elements first .. first + dim of the head; the others stay */
+    int interleaved;       /* 0: pairs (i, i + dim / 2); 1: pairs (2 i, 2 i + 1) */
+} epx_rope_t;
+
+/* Attention of one layer. */
+typedef struct {
+    int n_heads;               /* query heads */
+    float scale;               /* of q k^T */
+    int32_t window;            /* 0: all positions; else the last `window` ones, the row's own included */
+    const epx_weight_t *sinks; /* NULL, or [n_heads]: a logit per head that takes part in the softmax and has no value */
+} epx_attn_t;
+
+typedef enum { EPX_SCORE_SOFTMAX = 0, EPX_SCORE_SIGMOID } epx_score_t;
+
+/* How experts are chosen from E logits. Choice: the top_k largest score + bias (ties: lower id) among the experts of the best
+ * groups. Weight: the score without bias, divided by the sum over the chosen if `renormalize`, times factor. */
+typedef struct {
+    int n_experts, top_k;
+    epx_score_t score;
+    int renormalize;
+    float factor;
+    int n_groups, top_groups; /* E / n_groups consecutive experts a group; 1, 1: no groups */
+    int group_best;           /* value of a group: sum of its group_best (1 or 2) largest score + bias */
+    const epx_weight_t *bias; /* [E] f32 or bf16; NULL or absent: 0 */
+} epx_router_t;
 
 /* One query row of the step: which sequence's pages it reads and its absolute position (it attends to 0..position). */
 typedef struct {
@@ -78,22 +128,26 @@ void epx_ops_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weigh
                     float *out, int64_t ldo);
 /* In place: out[m, :] += add[m, :]. */
 void epx_ops_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
-/* Per-head RMSNorm of q and k (weights may be absent), then rotary embedding (split halves, inv_freq [head_dim / 2],
- * cos/sin scaled by rope_scale), then k and v written to their pages.
- * q [M, n_heads * head_dim] in place; k, v [M, n_kv_heads * head_dim]; rows[m].position gives the angle and the slot. */
+/* In place: out[m, :] += sigmoid(gate[m]) * add[m, :]. */
+void epx_ops_add_gated(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width);
+/* RMSNorm of q and k, then rotary embedding, then k and v written to their pages.
+ * A norm weight may be absent or NULL; one as long as all heads together (more than one) norms the row as a whole, else it norms
+ * its length of the front of each head.
+ * q [M, n_heads * head_dim] in place; k, v [M, n_kv_heads * head_dim]; v NULL: nothing is written as v (v_pages == k_pages).
+ * rows[m].position gives the angle and the slot. */
 void epx_ops_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
-                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
-                                float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
-/* out[m, h, :] = softmax(q k^T * scale) v over positions 0..rows[m].position, grouped query heads.
+                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const epx_rope_t *rope,
+                                const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
+/* out[m, h, :] = softmax(q k^T * scale) v over positions 0..rows[m].position (or the window's), grouped query heads;
+ * q [M, n_heads * head_dim], out [M, n_heads * v_dim].
  * Sums run over KV blocks cut at absolute positions (multiples of 64, whatever the page size), merged in ascending order. */
-void epx_ops_attention(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+void epx_ops_attention(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
                        int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
-/* Softmax over E logits, the top_k largest (ties: lower id), renormalised to sum 1 if `renormalize`.
- * out_ids, out_weights [M, top_k], by descending probability. Softmax is over all E before the choice. */
-void epx_ops_router_softmax_topk(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
-                                 int32_t *out_ids, float *out_weights);
+/* Choose experts. logits [M, E]; out_ids, out_weights [M, top_k], by descending choice. E at most 16,384. */
+void epx_ops_router(epx_ops_t *ops, const epx_router_t *router, const float *logits, int64_t n_rows, int32_t *out_ids,
+                    float *out_weights);
 /* Expert feed-forward over dispatched lists, rows read in place (f32 rows of width hidden): for each local expert e and each
- * of its rows i: out[i, :] = down(silu(gate(x)) * up(x)). out [n_rows, hidden] in list order.
+ * of its rows i: out[i, :] = down(act(gate(x), up(x))). out [n_rows, hidden] in list order.
  * The bits of out[i] depend only on its row and expert. */
 void epx_ops_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
                      float *out);

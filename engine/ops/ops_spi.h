@@ -16,13 +16,14 @@ typedef struct {
     void (*linear)(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
                    float *out, int64_t ldo);
     void (*add)(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
+    void (*add_gated)(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width);
     void (*qk_norm_rope_store)(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
-                               const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
-                               float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
-    void (*attention)(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+                               const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const epx_rope_t *rope,
+                               const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
+    void (*attention)(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
                       int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
-    void (*router_softmax_topk)(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
-                                int32_t *out_ids, float *out_weights);
+    void (*router)(epx_ops_t *ops, const epx_router_t *router, const float *logits, int64_t n_rows, int32_t *out_ids,
+                   float *out_weights);
     void (*experts)(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
                     float *out);
 } epx_ops_vtbl_t;

@@ -149,7 +149,7 @@ static epx_status_t alloc_step(epx_rank_t *r) {
 
 epx_status_t epx_rank_make_kv(epx_rank_t *r) {
     const epx_model_config_t *m = epx_model_config(r->model);
-    epx_kv_shape_t shape = {m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size};
+    epx_kv_shape_t shape = {m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
     int64_t tokens = 0;
     EPX_TRY(kv_tokens(r, epx_kv_token_bytes(&shape), &tokens));
     int64_t n_pages = tokens / shape.page_size;

@@ -31,6 +31,10 @@
         CHECK(check_s_ == EPX_OK, "%d: %s", (int)check_s_, epx_last_error()); \
     } while (0)
 
+/* The directory of a reference checkpoint that the build unpacks; ends the program with 77 when it has not been. Static buffer.
+ */
+const char *reference_model(const char *name);
+
 /* EPX_TEST_SEED or 1; printed once. */
 uint64_t test_seed(void);
 

@@ -68,6 +68,7 @@ static int owner(int expert, int n_experts, int w) {
 static void on_layer(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights, const float *hidden) {
     side_t *s = ctx;
     (void)layer, (void)weights, (void)hidden;
+    if (!ids) return; /* a layer without experts */
     for (int32_t row = 0; row < n_rows; row++) {
         int to[MAX_RANKS] = {0};
         for (int k = 0; k < s->p->top_k; k++) to[owner(ids[row * s->p->top_k + k], s->p->n_experts, s->p->w)] = 1;
@@ -191,7 +192,11 @@ static void check_model(const char *model, int n_configs) {
     free(p.base);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc == 2) {
+        check_model(reference_model(argv[1]), 16);
+        return 0;
+    }
     check_model(QWEN, 24);
     check_model(TINY, 8);
     return 0;

@@ -76,7 +76,14 @@ static void test_refused(void **state) {
     refuse_with("attention_bias", "true", no, "attention_bias is true");
     refuse_with("hidden_act", "\"gelu\"", no, "hidden_act is \"gelu\", supported: \"silu\"");
     refuse_with("use_sliding_window", "true", no, "use_sliding_window is true");
-    refuse_with("quantization_config", "{\"quant_method\":\"fp8\"}", no, "quantization_config is {\"quant_method\":\"fp8\"}");
+    refuse_with("quantization_config", "{\"quant_method\":\"gptq\"}", no, "quantization_config is {\"quant_method\":\"gptq\"}");
+    refuse_with("quantization_config", "{\"quant_method\":\"fp8\"}", no, "weight_block_size is not [128, 128]");
+    refuse_with("quantization_config", "{\"quant_method\":\"fp8\",\"weight_block_size\":[64,64]}", no, "weight_block_size");
+    refuse_with("quantization_config", "{\"quant_method\":\"fp8\",\"fmt\":\"e5m2\",\"weight_block_size\":[128,128]}", no,
+                "fmt is \"e5m2\"");
+    refuse_with("quantization_config",
+                "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"weight_block_size\":[128,128]}", no,
+                "activation_scheme is \"static\"");
     refuse_with("decoder_sparse_step", "2", no, "decoder_sparse_step is 2");
     refuse_with("mlp_only_layers", "[0]", no, "mlp_only_layers is [0]");
     refuse_with("hidden_size", "0", bad, "hidden_size is 0, expected an integer from 1");
@@ -86,7 +93,7 @@ static void test_refused(void **state) {
     refuse_with("num_experts_per_tok", "17", bad, "expected an integer from 1 to 16");
     refuse_with("num_key_value_heads", "3", bad, "expected a divisor of num_attention_heads, 8");
     refuse_with("head_dim", "31", bad, "head_dim is 31");
-    refuse_with("head_dim", "514", bad, "head_dim is 514");
+    refuse_with("head_dim", "578", bad, "head_dim is 578");
     refuse_with("rms_norm_eps", "-1", bad, "rms_norm_eps is -1");
     refuse_with("rope_theta", "\"x\"", bad, "rope_theta");
     refuse_with("norm_topk_prob", "1", bad, "norm_topk_prob is 1, expected true or false");

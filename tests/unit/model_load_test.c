@@ -61,6 +61,13 @@ static void write_file(const char *name, const char *header, uint64_t n_data, ui
     fclose(f);
 }
 
+/* The same with the header padded so that data begins at a multiple of 8. */
+static void write_aligned(const char *name, const char *header, uint64_t n_data) {
+    char padded[1024];
+    snprintf(padded, sizeof padded, "%-*s", (int)((strlen(header) + 7) / 8 * 8), header);
+    write_file(name, padded, n_data, 0);
+}
+
 static void write_text(const char *name, const char *text) {
     char p[PATH];
     path_of(name, p);
@@ -236,18 +243,72 @@ static void test_shards(void **state) {
     refuse(&both[1], EPX_ERR_FORMAT, "not valid JSON");
 }
 
+/* One tensor for all experts: only the wanted slices, as stored, matrices [in, out]. */
+static void test_slices(void **state) {
+    (void)state;
+    epx_weight_t m, b;
+    epx_checkpoint_t *ck;
+    epx_want_t w[] = {{.name = "m", .n_dims = 3, .shape = {4, 3, 2}, .sliced = 1, .slice = 2, .transposed = 1, .view = &m},
+                      {.name = "b", .n_dims = 2, .shape = {4, 5}, .sliced = 1, .slice = 3, .view = &b}};
+    write_aligned("model.safetensors",
+                  "{\"m\":{\"dtype\":\"BF16\",\"shape\":[4,3,2],\"data_offsets\":[0,48]},"
+                  "\"b\":{\"dtype\":\"F32\",\"shape\":[4,5],\"data_offsets\":[48,128]}}   ",
+                  128);
+    assert_int_equal(epx_checkpoint_open(g_dir, &ck), EPX_OK);
+    assert_int_equal(epx_checkpoint_map(ck, w, 2, (epx_load_progress_t){0}), EPX_OK);
+    check_bytes(&m, 24, 12);
+    check_bytes(&b, 48 + 60, 20);
+    assert_true(m.n == 2 && m.k == 3 && m.transposed == 1 && m.type == EPX_W_BF16);
+    assert_true(b.n == 1 && b.k == 5 && b.transposed == 0 && b.type == EPX_W_F32);
+    epx_checkpoint_close(ck);
+    w[0].shape[0] = 5;
+    refuse(&w[0], EPX_ERR_FORMAT, "has shape [4, 3, 2], expected [5, 3, 2]");
+    remove_file("model.safetensors");
+}
+
+#define F8 "{\"x\":{\"dtype\":\"F8_E4M3\",\"shape\":[130,3],\"data_offsets\":[0,390]}"
+static void test_fp8(void **state) {
+    (void)state;
+    epx_weight_t v;
+    epx_checkpoint_t *ck;
+    epx_want_t w = want("x", 130, 3, &v);
+    write_aligned("model.safetensors", F8 ",\"x_scale_inv\":{\"dtype\":\"BF16\",\"shape\":[2,1],\"data_offsets\":[390,394]}} ",
+                  394);
+    refuse(&w, EPX_ERR_UNSUPPORTED, "has dtype F8_E4M3, supported: BF16, F32");
+    w.allow_f8 = 1;
+    assert_int_equal(epx_checkpoint_open(g_dir, &ck), EPX_OK);
+    assert_int_equal(epx_checkpoint_map(ck, &w, 1, (epx_load_progress_t){0}), EPX_OK);
+    check_bytes(&v, 0, 390);
+    assert_true(v.type == EPX_W_F8_E4M3 && v.n == 130 && v.k == 3 && v.scale_type == EPX_W_BF16);
+    const epx_weight_t scale = {.data = v.scale};
+    check_bytes(&scale, 390, 4);
+    epx_checkpoint_close(ck);
+    write_aligned("model.safetensors", F8 "}", 390);
+    refuse(&w, EPX_ERR_NOT_FOUND, "tensor \"x_scale_inv\" of shape [2, 1] is missing");
+    write_aligned("model.safetensors", F8 ",\"x_scale_inv\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[390,394]}}",
+                  394);
+    refuse(&w, EPX_ERR_FORMAT, "tensor \"x_scale_inv\" has shape [1, 1], expected [2, 1]");
+    write_aligned("model.safetensors", F8 ",\"x_scale_inv\":{\"dtype\":\"F16\",\"shape\":[2,1],\"data_offsets\":[390,394]}}",
+                  394);
+    refuse(&w, EPX_ERR_UNSUPPORTED, "tensor \"x_scale_inv\" has dtype F16");
+    remove_file("model.safetensors");
+}
+
 /* A tensor's dummy values depend on its name and the seed only. */
 static void test_dummy(void **state) {
     (void)state;
     epx_weight_t v[4], other;
+    static const uint16_t zero[5];
     void *block, *block2;
-    epx_want_t w[] = {want("m.a", 33, 65, &v[0]), want("norm", 7, 0, &v[1]), want("m.b", 33, 65, &v[2])};
+    epx_want_t w[] = {want("m.a", 33, 65, &v[0]), want("norm.weight", 7, 0, &v[1]), want("m.b", 33, 65, &v[2]),
+                      want("m.bias", 5, 0, &v[3])};
     epx_want_t alone = want("m.b", 33, 65, &other);
-    assert_int_equal(epx_dummy_weights(5, w, 3, (epx_load_progress_t){0}, &block), EPX_OK);
+    assert_int_equal(epx_dummy_weights(5, w, 4, (epx_load_progress_t){0}, &block), EPX_OK);
     assert_int_equal(epx_dummy_weights(5, &alone, 1, (epx_load_progress_t){0}, &block2), EPX_OK);
     assert_memory_equal(v[2].data, other.data, 33 * 65 * 2);
     assert_memory_not_equal(v[0].data, v[2].data, 33 * 65 * 2);
     for (int i = 0; i < 7; i++) assert_true(epx_bf16_to_f32(((const uint16_t *)v[1].data)[i]) == 1.0f);
+    assert_memory_equal(v[3].data, zero, sizeof zero); /* a vector that is not a norm */
     double sum = 0, square = 0;
     for (int i = 0; i < 33 * 65; i++) {
         double x = (double)epx_bf16_to_f32(((const uint16_t *)other.data)[i]);
@@ -278,7 +339,8 @@ static void test_dummy(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_errors), cmocka_unit_test(test_wanted_errors), cmocka_unit_test(test_mapping),
-        cmocka_unit_test(test_shards),        cmocka_unit_test(test_dummy),         cmocka_unit_test(test_fifo),
+        cmocka_unit_test(test_shards),        cmocka_unit_test(test_dummy),         cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_fp8),           cmocka_unit_test(test_fifo),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -165,11 +165,13 @@ static void router_body(void) {
     enum { M = 9, E = 61, K = 6 };
     float *logits = random_floats(M * E), w[M * K];
     int32_t ids[M * K];
+    epx_router_t router = {.n_experts = E, .top_k = K, .factor = 1.0f, .n_groups = 1, .top_groups = 1, .group_best = 1};
     for (int i = 0; i < M * E; i++) logits[i] *= 10.0f;
     for (int e = 0; e < E; e++) logits[E + e] = 1.5f; /* all equal: lowest ids */
     logits[2 * E + 40] = logits[2 * E + 3] = logits[2 * E + 17] = 30.0f;
     for (int renorm = 0; renorm < 2; renorm++) {
-        epx_ops_router_softmax_topk(g_ops[1], logits, M, E, K, renorm, ids, w);
+        router.renormalize = renorm;
+        epx_ops_router(g_ops[1], &router, logits, M, ids, w);
         for (int i = 0; i < M; i++) {
             double total = 0, chosen = 0, max = -1e30;
             for (int e = 0; e < E; e++) max = fmax(max, logits[i * E + e]);
@@ -190,7 +192,7 @@ static void router_body(void) {
         }
     }
     logits[5] = NAN; /* ids stay legal whatever the logits are */
-    epx_ops_router_softmax_topk(g_ops[1], logits, 1, E, K, 1, ids, w);
+    epx_ops_router(g_ops[1], &router, logits, 1, ids, w);
     for (int k = 0; k < K; k++) assert_true(ids[k] >= 0 && ids[k] < E);
     free(logits);
 }
@@ -211,10 +213,12 @@ static void check_attention(int n, int heads, int kv_heads, int dim, int page) {
     for (int i = 0; i < dim / 2; i++) inv[i] = powf(10000.0f, -2.0f * (float)i / (float)dim);
     for (int i = 0; i < n; i++) rows[i] = (epx_attn_row_t){table, i};
     memcpy(raw, qkv, (size_t)(n * ld) * 4);
-    const epx_kv_layer_t kv = {kp, vp, page, kv_heads, dim};
+    const epx_kv_layer_t kv = {kp, vp, page, kv_heads, dim, 0};
     const float scale = 1.0f / sqrtf((float)dim);
+    const epx_rope_t rope = {.inv_freq = inv, .scale = 1.0f, .dim = dim};
+    const epx_attn_t attn = {.n_heads = heads, .scale = scale};
     epx_ops_qk_norm_rope_store(g_ops[2], qkv, qkv + heads * dim, qkv + (heads + kv_heads) * dim, ld, heads, &qn.w, &kn.w, 1e-6f,
-                               inv, 1.0f, rows, n, &kv);
+                               &rope, rows, n, &kv);
     for (int i = 0; i < n; i++) /* norm and rope of every head */
         for (int h = 0; h < heads + kv_heads; h++) {
             const float *x = raw + i * ld + h * dim;
@@ -230,7 +234,7 @@ static void check_attention(int n, int heads, int kv_heads, int dim, int page) {
                 assert_true(fabs(qkv[i * ld + h * dim + d + dim / 2] - (b * cos(t) + a * sin(t))) <= tol);
             }
         }
-    epx_ops_attention(g_ops[3], qkv, ld, heads, scale, rows, n, &kv, out, heads * dim);
+    epx_ops_attention(g_ops[3], &attn, qkv, ld, rows, n, &kv, out, heads * dim);
     double *p = must_alloc((size_t)n * sizeof *p);
     for (int i = 0; i < n; i++)
         for (int h = 0; h < heads; h++) {

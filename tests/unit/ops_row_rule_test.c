@@ -45,12 +45,14 @@ static void rows_body(void) {
     float *x = random_floats(M * W), *got = must_alloc(M * W * 4), want[W], p[M * K], pw[K];
     test_weight_t w = random_weight(1, W, EPX_W_BF16);
     int32_t ids[M * K], idw[K];
+    const epx_router_t r = {
+        .n_experts = E, .top_k = K, .renormalize = 1, .factor = 1.0f, .n_groups = 1, .top_groups = 1, .group_best = 1};
     epx_ops_rmsnorm(g_ops[3], x, &w.w, 1e-6f, M, W, got);
-    epx_ops_router_softmax_topk(g_ops[4], x, M, E, K, 1, ids, p);
+    epx_ops_router(g_ops[4], &r, x, M, ids, p);
     for (int i = 0; i < M; i++) {
         epx_ops_rmsnorm(g_ops[1], x + i * W, &w.w, 1e-6f, 1, W, want);
         same_bits("rmsnorm", i, got + i * W, want, sizeof want);
-        epx_ops_router_softmax_topk(g_ops[1], x + i * E, 1, E, K, 1, idw, pw);
+        epx_ops_router(g_ops[1], &r, x + i * E, 1, idw, pw);
         same_bits("router ids", i, ids + i * K, idw, sizeof idw);
         same_bits("router weights", i, p + i * K, pw, sizeof pw);
     }
@@ -108,7 +110,8 @@ enum { SEQS = 2, LEN = 150, MAX_PAGES = SEQS * LEN };
 typedef struct {
     int heads, kv_heads, dim, ld, page;
     float *raw[SEQS], inv[64]; /* [LEN, ld]: q, k, v before norms */
-    test_weight_t q_norm, k_norm;
+    int window;
+    test_weight_t q_norm, k_norm, sinks; /* sinks: absent in some cases */
     float *pages_k, *pages_v;
     int32_t table[SEQS][LEN];
 } attn_case_t;
@@ -129,15 +132,17 @@ static void new_pages(attn_case_t *c, int page) {
 static void attn_step(attn_case_t *c, epx_ops_t *ops, const int (*at)[2], int n, float *out[SEQS]) {
     float *x = must_alloc((size_t)(n * c->ld) * 4), *o = must_alloc((size_t)(n * c->heads * c->dim) * 4);
     epx_attn_row_t *rows = must_alloc((size_t)n * sizeof *rows);
-    const epx_kv_layer_t kv = {c->pages_k, c->pages_v, c->page, c->kv_heads, c->dim};
+    const epx_kv_layer_t kv = {c->pages_k, c->pages_v, c->page, c->kv_heads, c->dim, 0};
+    const epx_rope_t rope = {.inv_freq = c->inv, .scale = 1.0f, .dim = c->dim};
+    const epx_attn_t attn = {.n_heads = c->heads, .scale = 0.3f, .window = c->window, .sinks = &c->sinks.w};
     const int out_w = c->heads * c->dim;
     for (int i = 0; i < n; i++) {
         memcpy(x + i * c->ld, c->raw[at[i][0]] + at[i][1] * c->ld, (size_t)c->ld * 4);
         rows[i] = (epx_attn_row_t){c->table[at[i][0]], at[i][1]};
     }
     epx_ops_qk_norm_rope_store(ops, x, x + out_w, x + out_w + c->kv_heads * c->dim, c->ld, c->heads, &c->q_norm.w, &c->k_norm.w,
-                               1e-6f, c->inv, 1.0f, rows, n, &kv);
-    epx_ops_attention(ops, x, c->ld, c->heads, 0.3f, rows, n, &kv, o, out_w);
+                               1e-6f, &rope, rows, n, &kv);
+    epx_ops_attention(ops, &attn, x, c->ld, rows, n, &kv, o, out_w);
     for (int i = 0; i < n; i++) memcpy(out[at[i][0]] + at[i][1] * out_w, o + i * out_w, (size_t)out_w * 4);
     free(x), free(o), free(rows);
 }
@@ -161,14 +166,15 @@ static void attn_run(attn_case_t *c, int one_by_one, float *out[SEQS]) {
     }
 }
 
-static void attention_case(int heads, int kv_heads, int dim) {
+static void attention_case(int heads, int kv_heads, int dim, int window) {
     const int pages[] = {1, 16, 64};
-    attn_case_t c = {.heads = heads, .kv_heads = kv_heads, .dim = dim, .ld = (heads + 2 * kv_heads) * dim};
+    attn_case_t c = {.heads = heads, .kv_heads = kv_heads, .dim = dim, .ld = (heads + 2 * kv_heads) * dim, .window = window};
     float *want[SEQS], *got[SEQS];
     const size_t out_bytes = (size_t)(heads * dim) * 4;
     c.pages_k = must_alloc((size_t)SEQS * 192 * (size_t)(kv_heads * dim) * 4);
     c.pages_v = must_alloc((size_t)SEQS * 192 * (size_t)(kv_heads * dim) * 4);
     c.q_norm = random_weight(1, dim, EPX_W_BF16), c.k_norm = random_weight(1, dim, EPX_W_BF16);
+    if (window > 0) c.sinks = random_weight(1, heads, EPX_W_BF16);
     for (int i = 0; i < dim / 2; i++) c.inv[i] = powf(1e4f, -2.0f * (float)i / (float)dim);
     for (int s = 0; s < SEQS; s++) {
         c.raw[s] = random_floats((int64_t)LEN * c.ld);
@@ -188,13 +194,15 @@ static void attention_case(int heads, int kv_heads, int dim) {
         for (int i = 0; i < LEN * heads * dim; i++) assert_false(isnan(want[s][i]));
         free(c.raw[s]), free(want[s]), free(got[s]);
     }
-    free(c.pages_k), free(c.pages_v), free(c.q_norm.block), free(c.k_norm.block);
+    free(c.pages_k), free(c.pages_v), free(c.q_norm.block), free(c.k_norm.block), free(c.sinks.block);
 }
 
 static void attention_body(void) {
-    attention_case(4, 2, 64);
-    attention_case(3, 1, 22);
-    attention_case(8, 1, 32);
+    attention_case(4, 2, 64, 0);
+    attention_case(3, 1, 22, 0);
+    attention_case(8, 1, 32, 0);
+    attention_case(4, 2, 32, 16);
+    attention_case(4, 1, 16, 70);
 }
 
 static void linear(void **s) { (void)s, each_isa(linear_body); }

@@ -15,7 +15,18 @@ typedef enum {
     EPX_DIM_KV,
     EPX_DIM_HEAD,
     EPX_DIM_EXPERTS,
-    EPX_DIM_FFN
+    EPX_DIM_FFN,
+    EPX_DIM_FFN_TWICE,
+    EPX_DIM_DENSE_FFN,
+    EPX_DIM_SHARED_FFN,
+    EPX_DIM_ONE,
+    EPX_DIM_HEADS,  /* n_heads */
+    EPX_DIM_Q_LORA, /* the rest: latent attention */
+    EPX_DIM_KV_LORA,
+    EPX_DIM_KV_A,     /* kv_lora + rope */
+    EPX_DIM_MLA_Q,    /* n_heads (nope + rope) */
+    EPX_DIM_MLA_KV_B, /* n_heads (nope + v) */
+    EPX_DIM_MLA_OUT   /* n_heads v */
 } epx_dim_t;
 
 /* Who holds a tensor. */
@@ -23,6 +34,19 @@ typedef enum {
     EPX_PLACE_REPLICATED = 0, /* every rank */
     EPX_PLACE_BY_EXPERT       /* the rank that owns the expert */
 } epx_place_t;
+
+/* When a checkpoint has a tensor. */
+typedef enum {
+    EPX_WHEN_ALWAYS = 0,
+    EPX_WHEN_UNTIED,  /* the output matrix is not the embedding */
+    EPX_WHEN_DENSE,   /* layers without experts */
+    EPX_WHEN_EXPERTS, /* layers with experts */
+    EPX_WHEN_SHARED,  /* layers with experts, of a model with a shared one */
+    EPX_WHEN_ATTENTION_BIAS,
+    EPX_WHEN_QK_NORM,
+    EPX_WHEN_Q_LORA,
+    EPX_WHEN_NO_Q_LORA
+} epx_when_t;
 
 /* Where a loaded view goes, shared words for all architectures. */
 typedef enum {
@@ -41,20 +65,39 @@ typedef enum {
     EPX_SLOT_K_NORM,
     EPX_SLOT_FFN_NORM,
     EPX_SLOT_ROUTER,
+    EPX_SLOT_Q_BIAS,
+    EPX_SLOT_K_BIAS,
+    EPX_SLOT_V_BIAS,
+    EPX_SLOT_O_BIAS,
+    EPX_SLOT_SINKS,
+    EPX_SLOT_ROUTER_BIAS,     /* added to the logits */
+    EPX_SLOT_CORRECTION_BIAS, /* added to the scores for the choice */
+    EPX_SLOT_SHARED_GATE,     /* [1, hidden]: how much of the shared expert a token takes */
+    EPX_SLOT_Q_A,
+    EPX_SLOT_Q_A_NORM,
+    EPX_SLOT_KV_A,
+    EPX_SLOT_KV_A_NORM,
+    EPX_SLOT_KV_B,
+    EPX_SLOT_FFN_GATE, /* dense feed-forward, or the shared expert */
+    EPX_SLOT_FFN_UP,
+    EPX_SLOT_FFN_DOWN,
     EPX_N_LAYER_SLOTS,
     /* per expert */
     EPX_SLOT_GATE = 0,
     EPX_SLOT_UP,
     EPX_SLOT_DOWN,
+    EPX_SLOT_GATE_BIAS,
+    EPX_SLOT_DOWN_BIAS,
     EPX_N_EXPERT_SLOTS
 } epx_slot_t;
 
 typedef struct {
     const char *name;  /* "%L" stands for the layer, "%E" for the expert; their presence says how often the tensor exists */
-    epx_dim_t dims[2]; /* dims[1] EPX_DIM_NONE: a vector */
-    epx_place_t place;
+    epx_dim_t dims[3]; /* up to the first EPX_DIM_NONE */
+    epx_place_t place; /* BY_EXPERT without "%E": one tensor for all experts, dims[0] counts them; a rank maps its slices */
     epx_slot_t slot;
-    int only_untied; /* 1: absent when the embedding is tied */
+    epx_when_t when;
+    int transposed; /* 1: the file holds [in, out] */
 } epx_tensor_rule_t;
 
 struct epx_arch {
@@ -68,7 +111,7 @@ struct epx_arch {
 
 typedef struct {
     epx_weight_t w[EPX_N_LAYER_SLOTS];
-    epx_expert_weights_t *experts; /* [n_local_experts] */
+    epx_expert_weights_t *experts; /* [n_local_experts]; NULL in a dense layer */
 } epx_layer_t;
 
 struct epx_model {
@@ -89,16 +132,17 @@ struct epx_model {
     /* scratch, [max_rows, ...] */
     float *h;                /* residual stream, hidden */
     float *norm;             /* hidden */
-    float *qkv;              /* q heads, k heads, v heads */
-    float *attn;             /* q heads */
+    float *qkv;              /* q heads, k heads, v heads; latent attention: absorbed q heads, then the new key */
+    float *attn;             /* q heads; latent attention: kv_lora of each head */
+    float *q;                /* latent attention: compressed q, and q heads of nope + rope (later heads of v) */
     float *proj;             /* hidden: output of attention or of the exchange */
+    float *shared;           /* hidden: output of the shared expert, and its gate */
     float *router;           /* n_experts */
     int32_t *ids;            /* top_k */
     float *weights;          /* top_k */
     float *expert_out;       /* [n_ranks * max_rows * min(top_k, El), hidden] */
     size_t expert_out_bytes; /* mapped */
-    float *inv_freq;         /* [head_dim / 2] */
-    float rope_scale;
+    float *inv_freq;         /* [rope_dim / 2] */
 
     epx_model_probe_fn probe;
     void *probe_ctx;
@@ -114,16 +158,120 @@ epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load
 
 /* ---- blocks (blocks.c): each runs on the first b->n_rows rows of the scratch ---- */
 
+/* The whole forward pass: embedding, layers of `attention` and a dense or MoE feed-forward, logits. */
+typedef void (*epx_attention_fn)(epx_model_t *m, const epx_batch_t *b, int layer);
+epx_status_t epx_forward_decoder(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention);
 /* h = embedding of the tokens. */
 void epx_block_embed(epx_model_t *m, const epx_batch_t *b);
-/* h += o(attention(norm(h))): grouped-query attention with per-head q/k norm where the layer has those weights, rotary embedding.
- */
+/* h += o(attention(norm(h))): grouped-query attention with biases, norms of q and k and sinks where the layer has them, rotary
+ * embedding, the layer's window. */
 void epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer);
-/* h += sum of experts(norm(h)): softmax router, dispatch, local experts, combine. Collective. */
-epx_status_t epx_block_moe_softmax(epx_model_t *m, const epx_batch_t *b, int layer);
+/* The same with latent attention. The cache holds compressed keys; the up-projections are applied to q and to the result
+ * instead ("absorbed"), so keys and values are never expanded. */
+void epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer);
+/* h += ffn(norm(h)) of a layer without experts. */
+void epx_block_dense(epx_model_t *m, const epx_batch_t *b, int layer);
+/* h += sum of experts(norm(h)) + the shared expert's part: router, dispatch, local experts, combine. Collective. */
+epx_status_t epx_block_moe(epx_model_t *m, const epx_batch_t *b, int layer);
 /* logits of b->logit_rows: final norm and output matrix (the embedding when tied). */
 void epx_block_logits(epx_model_t *m, const epx_batch_t *b);
-/* Hand the layer's routing and residual stream to the probe, if any. */
-void epx_block_probe(const epx_model_t *m, const epx_batch_t *b, int layer);
+
+/* ---- config.json (config_read.c); each refuses what it does not know by name ---- */
+
+/* Sizes that every decoder has, under Hugging Face's usual keys: hidden, layers, heads, head_dim, vocabulary, positions. */
+epx_status_t epx_config_sizes(const epx_json_doc_t *d, epx_model_config_t *c);
+/* The key as an integer from lo to hi into *out. */
+epx_status_t epx_config_int(const epx_json_doc_t *d, const char *key, int lo, int hi, int *out);
+/* num_experts_per_tok under `key`, at most n_experts. */
+epx_status_t epx_config_top_k(const epx_json_doc_t *d, const char *key, epx_model_config_t *c);
+/* rms_norm_eps, tie_word_embeddings, hidden_act "silu". */
+epx_status_t epx_config_common(const epx_json_doc_t *d, epx_model_config_t *c);
+/* rope_theta at the top or in rope_parameters; no scaling, or also YaRN when `yarn`. *out_mscale_all_dim may be NULL. */
+epx_status_t epx_config_rope(const epx_json_doc_t *d, int yarn, epx_model_config_t *c, double *out_mscale_all_dim);
+/* No quantisation, or "fp8" (e4m3, 128 x 128 blocks) when `fp8`. */
+epx_status_t epx_config_quantisation(const epx_json_doc_t *d, int fp8, epx_model_config_t *c);
+/* A boolean or absent key must have this value. */
+epx_status_t epx_config_only_bool(const epx_json_doc_t *d, const char *key, int value, const char *why);
+/* The key absent or one of the two strings (b may be NULL). */
+epx_status_t epx_config_only_string(const epx_json_doc_t *d, const char *key, const char *a, const char *b);
+/* n_group, topk_group: a legal cut of n_experts that leaves top_k to choose from. */
+epx_status_t epx_config_groups(const epx_json_doc_t *d, epx_model_config_t *c);
+/* first_k_dense_replace, intermediate_size of the dense layers. */
+epx_status_t epx_config_dense(const epx_json_doc_t *d, epx_model_config_t *c);
+
+/* Sizes, heads and scale of latent attention, YaRN allowed. Needs c->fp8. */
+epx_status_t epx_config_mla(const epx_json_doc_t *d, epx_model_config_t *c);
+/* Routed and shared experts and dense layers under DeepSeek's keys. */
+epx_status_t epx_config_deepseek_experts(const epx_json_doc_t *d, epx_model_config_t *c);
+
+/* inv_freq [rope_dim / 2] of the configuration. */
+void epx_rope_frequencies(const epx_model_config_t *c, float *out);
+/* 1 when the layer attends to a window only. */
+static inline int epx_layer_slides(const epx_model_config_t *c, int layer) {
+    return (int)(c->sliding[layer / 64] >> layer % 64 & 1u);
+}
+
+/* Rules that most architectures share. */
+#define EPX_LAYER "model.layers.%L."
+#define EPX_RULES_ENDS                                                                                             \
+    {"model.embed_tokens.weight", {EPX_DIM_VOCAB, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_EMBED},          \
+        {"model.norm.weight", {EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_FINAL_NORM}, {                      \
+        "lm_head.weight", {EPX_DIM_VOCAB, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_LM_HEAD, EPX_WHEN_UNTIED \
+    }
+#define EPX_RULES_NORMS                                                                                        \
+    {EPX_LAYER "input_layernorm.weight", {EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_ATTN_NORM}, {        \
+        EPX_LAYER "post_attention_layernorm.weight", {EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_FFN_NORM \
+    }
+#define EPX_RULES_QKVO                                                                                           \
+    {EPX_LAYER "self_attn.q_proj.weight", {EPX_DIM_Q, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_Q},        \
+        {EPX_LAYER "self_attn.k_proj.weight", {EPX_DIM_KV, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_K},   \
+        {EPX_LAYER "self_attn.v_proj.weight", {EPX_DIM_KV, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_V}, { \
+        EPX_LAYER "self_attn.o_proj.weight", {EPX_DIM_HIDDEN, EPX_DIM_Q}, EPX_PLACE_REPLICATED, EPX_SLOT_O       \
+    }
+#define EPX_RULES_MLA                                                                                                           \
+    {EPX_LAYER "self_attn.q_proj.weight",                                                                                       \
+     {EPX_DIM_MLA_Q, EPX_DIM_HIDDEN},                                                                                           \
+     EPX_PLACE_REPLICATED,                                                                                                      \
+     EPX_SLOT_Q,                                                                                                                \
+     EPX_WHEN_NO_Q_LORA},                                                                                                       \
+        {EPX_LAYER "self_attn.q_a_proj.weight",                                                                                 \
+         {EPX_DIM_Q_LORA, EPX_DIM_HIDDEN},                                                                                      \
+         EPX_PLACE_REPLICATED,                                                                                                  \
+         EPX_SLOT_Q_A,                                                                                                          \
+         EPX_WHEN_Q_LORA},                                                                                                      \
+        {EPX_LAYER "self_attn.q_a_layernorm.weight",                                                                            \
+         {EPX_DIM_Q_LORA},                                                                                                      \
+         EPX_PLACE_REPLICATED,                                                                                                  \
+         EPX_SLOT_Q_A_NORM,                                                                                                     \
+         EPX_WHEN_Q_LORA},                                                                                                      \
+        {EPX_LAYER "self_attn.q_b_proj.weight",                                                                                 \
+         {EPX_DIM_MLA_Q, EPX_DIM_Q_LORA},                                                                                       \
+         EPX_PLACE_REPLICATED,                                                                                                  \
+         EPX_SLOT_Q,                                                                                                            \
+         EPX_WHEN_Q_LORA},                                                                                                      \
+        {EPX_LAYER "self_attn.kv_a_proj_with_mqa.weight", {EPX_DIM_KV_A, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_KV_A}, \
+        {EPX_LAYER "self_attn.kv_a_layernorm.weight", {EPX_DIM_KV_LORA}, EPX_PLACE_REPLICATED, EPX_SLOT_KV_A_NORM},             \
+        {EPX_LAYER "self_attn.kv_b_proj.weight", {EPX_DIM_MLA_KV_B, EPX_DIM_KV_LORA}, EPX_PLACE_REPLICATED, EPX_SLOT_KV_B}, {   \
+        EPX_LAYER "self_attn.o_proj.weight", {EPX_DIM_HIDDEN, EPX_DIM_MLA_OUT}, EPX_PLACE_REPLICATED, EPX_SLOT_O                \
+    }
+#define EPX_RULES_QKV_BIAS                                                                                                   \
+    {EPX_LAYER "self_attn.q_proj.bias", {EPX_DIM_Q}, EPX_PLACE_REPLICATED, EPX_SLOT_Q_BIAS, EPX_WHEN_ATTENTION_BIAS},        \
+        {EPX_LAYER "self_attn.k_proj.bias", {EPX_DIM_KV}, EPX_PLACE_REPLICATED, EPX_SLOT_K_BIAS, EPX_WHEN_ATTENTION_BIAS}, { \
+        EPX_LAYER "self_attn.v_proj.bias", {EPX_DIM_KV}, EPX_PLACE_REPLICATED, EPX_SLOT_V_BIAS, EPX_WHEN_ATTENTION_BIAS      \
+    }
+/* A feed-forward of [ffn, hidden] gate and up and [hidden, ffn] down under `prefix`. */
+#define EPX_RULES_FFN(prefix, ffn, when)                                                                           \
+    {EPX_LAYER prefix "gate_proj.weight", {ffn, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_FFN_GATE, when},   \
+        {EPX_LAYER prefix "up_proj.weight", {ffn, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_FFN_UP, when}, { \
+        EPX_LAYER prefix "down_proj.weight", {EPX_DIM_HIDDEN, ffn}, EPX_PLACE_REPLICATED, EPX_SLOT_FFN_DOWN, when  \
+    }
+/* The routed experts; gate, up and down are the names before ".weight". */
+#define EPX_RULES_EXPERTS(prefix, gate, up, down)                                                                             \
+    {EPX_LAYER prefix gate ".weight", {EPX_DIM_FFN, EPX_DIM_HIDDEN}, EPX_PLACE_BY_EXPERT, EPX_SLOT_GATE, EPX_WHEN_EXPERTS},   \
+        {EPX_LAYER prefix up ".weight", {EPX_DIM_FFN, EPX_DIM_HIDDEN}, EPX_PLACE_BY_EXPERT, EPX_SLOT_UP, EPX_WHEN_EXPERTS}, { \
+        EPX_LAYER prefix down ".weight", {EPX_DIM_HIDDEN, EPX_DIM_FFN}, EPX_PLACE_BY_EXPERT, EPX_SLOT_DOWN, EPX_WHEN_EXPERTS  \
+    }
+#define EPX_RULE_ROUTER(name) \
+    { EPX_LAYER name, {EPX_DIM_EXPERTS, EPX_DIM_HIDDEN}, EPX_PLACE_REPLICATED, EPX_SLOT_ROUTER, EPX_WHEN_EXPERTS }
 
 #endif

@@ -52,6 +52,17 @@ void epx_meter_begin(const epx_plan_t *plan, epx_meter_mark_t *out_mark) {
     out_mark->at_ns = epx_now_ns();
 }
 
+/* While paused the mark holds the time that has passed; going on moves the beginning. */
+void epx_meter_pause(const epx_plan_t *plan, epx_meter_mark_t *mark) {
+    mark->at_ns = epx_now_ns() - mark->at_ns;
+    mark->wait_ns = waited_ns(plan) - mark->wait_ns;
+}
+
+void epx_meter_resume(const epx_plan_t *plan, epx_meter_mark_t *mark) {
+    mark->at_ns = epx_now_ns() - mark->at_ns;
+    mark->wait_ns = waited_ns(plan) - mark->wait_ns;
+}
+
 void epx_meter_end(epx_meter_t *m, const epx_plan_t *plan, epx_phase_t phase, const epx_meter_mark_t *mark) {
     uint64_t all = epx_now_ns() - mark->at_ns, wait = waited_ns(plan) - mark->wait_ns;
     if (wait > all) wait = all;

@@ -2,7 +2,6 @@
 #include "engine/model/model.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -27,21 +26,26 @@ static epx_status_t alloc_rows(const epx_model_t *m, int64_t width, void *out_pt
     return EPX_OK;
 }
 
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 static epx_status_t alloc_scratch(epx_model_t *m) {
     const epx_model_config_t *c = &m->cfg;
+    const epx_mla_t *a = &c->mla;
     int64_t n_q = (int64_t)c->n_heads * c->head_dim, n_kv = (int64_t)c->n_kv_heads * c->head_dim;
+    int64_t mla_q = (int64_t)c->n_heads * larger(a->nope + a->rope, a->v);
     EPX_TRY(alloc_rows(m, c->hidden, &m->h));
     EPX_TRY(alloc_rows(m, c->hidden, &m->norm));
     EPX_TRY(alloc_rows(m, n_q + 2 * n_kv, &m->qkv));
-    EPX_TRY(alloc_rows(m, n_q, &m->attn));
+    EPX_TRY(alloc_rows(m, larger(n_q, a->q_lora), &m->attn));
+    if (a->kv_lora) EPX_TRY(alloc_rows(m, mla_q, &m->q));
+    if (c->shared_ffn) EPX_TRY(alloc_rows(m, c->hidden + 1, &m->shared));
     EPX_TRY(alloc_rows(m, c->hidden, &m->proj));
     EPX_TRY(alloc_rows(m, c->n_experts, &m->router));
     EPX_TRY(alloc_rows(m, c->top_k, &m->ids));
     EPX_TRY(alloc_rows(m, c->top_k, &m->weights));
-    m->inv_freq = malloc((size_t)(c->head_dim / 2) * sizeof(float));
-    if (!m->inv_freq) return epx_fail(EPX_ERR_NOMEM, "model scratch: %d rotary frequencies", c->head_dim / 2);
-    for (int i = 0; i < c->head_dim / 2; i++) m->inv_freq[i] = (float)pow(c->rope_theta, -2.0 * i / c->head_dim);
-    m->rope_scale = 1.0f;
+    m->inv_freq = malloc((size_t)(c->rope_dim / 2) * sizeof(float));
+    if (!m->inv_freq) return epx_fail(EPX_ERR_NOMEM, "model scratch: %d rotary frequencies", c->rope_dim / 2);
+    epx_rope_frequencies(c, m->inv_freq);
     return EPX_OK;
 }
 
@@ -50,7 +54,12 @@ static epx_status_t alloc_layers(epx_model_t *m) {
     m->layers = calloc((size_t)m->cfg.n_layers, sizeof *m->layers);
     m->experts = calloc(n ? n : 1, sizeof *m->experts);
     if (!m->layers || !m->experts) return epx_fail(EPX_ERR_NOMEM, "model: no memory for tables of %zu experts", n);
-    for (int l = 0; l < m->cfg.n_layers; l++) m->layers[l].experts = m->experts + (size_t)l * (size_t)m->n_local_experts;
+    for (int l = m->cfg.n_dense_layers; l < m->cfg.n_layers; l++)
+        m->layers[l].experts = m->experts + (size_t)l * (size_t)m->n_local_experts;
+    for (size_t i = 0; i < n; i++) {
+        m->experts[i].act = m->cfg.act;
+        m->experts[i].act_limit = (float)m->cfg.act_limit;
+    }
     return EPX_OK;
 }
 
@@ -77,8 +86,8 @@ err_model:
 
 void epx_model_destroy(epx_model_t *m) {
     if (!m) return;
-    void *const owned[] = {m->h,   m->norm,    m->qkv,      m->attn,   m->proj,    m->router,
-                           m->ids, m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
+    void *const owned[] = {m->h,      m->norm, m->qkv,     m->attn,     m->q,      m->proj,    m->shared,
+                           m->router, m->ids,  m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
     if (m->expert_out) munmap(m->expert_out, m->expert_out_bytes);
     epx_meter_fini(&m->meter);
     epx_checkpoint_close(m->ck);
@@ -93,15 +102,15 @@ static int64_t max_expert_rows(const epx_model_t *m) {
 
 epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan) {
     const epx_model_config_t *c = &m->cfg;
-    int64_t rows = max_expert_rows(m), n_q = (int64_t)c->n_heads * c->head_dim, longest = c->hidden;
+    int64_t rows = max_expert_rows(m), ffn = larger(c->moe_ffn, larger(c->dense_ffn, c->shared_ffn));
+    int64_t longest = larger(larger(c->hidden, (int64_t)c->n_heads * c->head_dim), c->mla.q_lora);
     epx_plan_info_t info = {.size = sizeof info};
     EPX_TRY(epx_plan_info(plan, &info));
     if (info.n_local_experts != m->n_local_experts)
         return epx_fail(EPX_ERR_INTERNAL, "model: the plan has %d local experts, the weights are of %d", info.n_local_experts,
                         m->n_local_experts);
-    if (n_q > longest) longest = n_q;
-    if (c->moe_ffn > longest) longest = c->moe_ffn;
-    EPX_TRY(epx_ops_reserve(m->ops, rows > m->max_rows ? rows : m->max_rows, longest, c->n_heads, c->moe_ffn));
+    longest = larger(longest, (int64_t)c->n_heads * c->mla.v);
+    EPX_TRY(epx_ops_reserve(m->ops, larger(rows, m->max_rows), larger(longest, ffn), c->n_heads, ffn));
     if (!m->expert_out && rows) { /* mapped, so that rows never used cost no memory */
         m->expert_out_bytes = (size_t)rows * (size_t)c->hidden * sizeof(float);
         void *p = mmap(NULL, m->expert_out_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

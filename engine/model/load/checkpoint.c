@@ -45,6 +45,8 @@ typedef struct {
     const epx_want_t *want;
     const epx_safetensors_entry_t *entry;
     size_t shard_idx;
+    uint64_t off, n_bytes;  /* in the file; of the slice where only one is wanted */
+    epx_weight_t *scale_of; /* NULL, or the view of the e4m3 matrix whose factors these are */
     const void *data;
 } found_t;
 
@@ -163,9 +165,9 @@ static epx_status_t check_one(const epx_checkpoint_t *ck, const found_t *f) {
         return epx_fail(EPX_ERR_FORMAT, "%s: tensor \"%s\" has shape %s, expected %s", path, t->name,
                         epx_shape_text(t->shape, t->n_dims, has, sizeof has),
                         epx_shape_text(f->want->shape, f->want->n_dims, need, sizeof need));
-    if (t->dtype != EPX_TENSOR_BF16 && t->dtype != EPX_TENSOR_F32)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "%s: tensor \"%s\" has dtype %s, supported: BF16, F32", path, t->name,
-                        epx_tensor_dtype_name(t->dtype));
+    if (t->dtype != EPX_TENSOR_BF16 && t->dtype != EPX_TENSOR_F32 && !(t->dtype == EPX_TENSOR_F8_E4M3 && f->want->allow_f8))
+        return epx_fail(EPX_ERR_UNSUPPORTED, "%s: tensor \"%s\" has dtype %s, supported: BF16, F32%s", path, t->name,
+                        epx_tensor_dtype_name(t->dtype), f->want->allow_f8 ? ", F8_E4M3" : "");
     if (f->entry->file_off % epx_tensor_dtype_bytes(t->dtype))
         return epx_fail(EPX_ERR_UNSUPPORTED,
                         "%s: tensor \"%s\" begins at byte %" PRIu64 " of the file, expected a multiple of %zu", path, t->name,
@@ -173,18 +175,43 @@ static epx_status_t check_one(const epx_checkpoint_t *ck, const found_t *f) {
     return EPX_OK;
 }
 
+/* The bytes of a found tensor that are wanted. */
+static void locate(found_t *f) {
+    const epx_tensor_t *t = &f->entry->tensor;
+    f->n_bytes = f->want->sliced ? t->n_bytes / (uint64_t)t->shape[0] : t->n_bytes;
+    f->off = f->entry->file_off + (f->want->sliced ? f->n_bytes * (uint64_t)f->want->slice : 0);
+}
+
+static epx_status_t find_checked(epx_checkpoint_t *ck, const epx_want_t *w, found_t *out) {
+    EPX_TRY(find_one(ck, w, out));
+    EPX_TRY(check_one(ck, out));
+    locate(out);
+    return EPX_OK;
+}
+
+/* The factors of an e4m3 matrix: one for each block, bf16 or f32. `scale` is filled as their want. */
+static epx_status_t find_scale(epx_checkpoint_t *ck, const epx_want_t *w, epx_want_t *scale, found_t *out) {
+    *scale = (epx_want_t){.n_dims = 2, .view = w->view};
+    if (snprintf(scale->name, sizeof scale->name, "%s_scale_inv", w->name) >= (int)sizeof scale->name)
+        return epx_fail(EPX_ERR_FORMAT, "%s: tensor \"%s\": the name of its factors is too long", ck->dir, w->name);
+    for (int i = 0; i < 2; i++) scale->shape[i] = (w->shape[i] + EPX_W_SCALE_BLOCK - 1) / EPX_W_SCALE_BLOCK;
+    EPX_TRY(find_checked(ck, scale, out));
+    out->scale_of = w->view;
+    return EPX_OK;
+}
+
 static int by_place(const void *a, const void *b) {
     const found_t *x = a, *y = b;
     if (x->shard_idx != y->shard_idx) return x->shard_idx < y->shard_idx ? -1 : 1;
-    return x->entry->file_off < y->entry->file_off ? -1 : x->entry->file_off > y->entry->file_off;
+    return x->off < y->off ? -1 : x->off > y->off;
 }
 
 /* Map found[0..n) as one range of whole pages; they lie in one shard, ascending, each beginning in or before the page where the
  * one before it ends. */
 static epx_status_t map_run(epx_checkpoint_t *ck, found_t *found, size_t n, uint64_t page) {
     const shard_t *s = &ck->shards[found[0].shard_idx];
-    uint64_t begin = found[0].entry->file_off / page * page;
-    uint64_t end = found[n - 1].entry->file_off + found[n - 1].entry->tensor.n_bytes;
+    uint64_t begin = found[0].off / page * page;
+    uint64_t end = found[n - 1].off + found[n - 1].n_bytes;
     size_t n_bytes = (size_t)((end + page - 1) / page * page - begin);
     void *addr = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, s->fd, (off_t)begin);
     if (addr == MAP_FAILED)
@@ -192,7 +219,7 @@ static epx_status_t map_run(epx_checkpoint_t *ck, found_t *found, size_t n, uint
     madvise(addr, n_bytes, MADV_WILLNEED);
     ck->maps[ck->n_maps++] = (mapping_t){addr, n_bytes};
     ck->mapped_bytes += n_bytes;
-    for (size_t i = 0; i < n; i++) found[i].data = (const char *)addr + (found[i].entry->file_off - begin);
+    for (size_t i = 0; i < n; i++) found[i].data = (const char *)addr + (found[i].off - begin);
     return EPX_OK;
 }
 
@@ -200,8 +227,8 @@ static epx_status_t map_run(epx_checkpoint_t *ck, found_t *found, size_t n, uint
 static size_t run_length(const found_t *found, size_t n, uint64_t page) {
     size_t i = 1;
     while (i < n && found[i].shard_idx == found[0].shard_idx) {
-        uint64_t end = found[i - 1].entry->file_off + found[i - 1].entry->tensor.n_bytes;
-        if (found[i].entry->file_off / page * page > end) break;
+        uint64_t end = found[i - 1].off + found[i - 1].n_bytes;
+        if (found[i].off / page * page > end) break;
         i++;
     }
     return i;
@@ -221,30 +248,45 @@ static epx_status_t map_all(epx_checkpoint_t *ck, found_t *found, size_t n, epx_
     return EPX_OK;
 }
 
+static epx_wtype_t weight_type(const found_t *f) {
+    const epx_tensor_dtype_t t = f->entry->tensor.dtype;
+    return t == EPX_TENSOR_BF16 ? EPX_W_BF16 : t == EPX_TENSOR_F32 ? EPX_W_F32 : EPX_W_F8_E4M3;
+}
+
 static void give_views(const found_t *found, size_t n) {
     for (size_t i = 0; i < n; i++) {
-        const epx_want_t *w = found[i].want;
-        int64_t rows = w->n_dims == 2 ? w->shape[0] : 1, cols = w->shape[w->n_dims - 1];
-        *w->view =
-            (epx_weight_t){found[i].data, found[i].entry->tensor.dtype == EPX_TENSOR_BF16 ? EPX_W_BF16 : EPX_W_F32, rows, cols};
+        if (found[i].scale_of) continue;
+        epx_weight_t v = epx_want_view(found[i].want);
+        v.data = found[i].data;
+        v.type = weight_type(&found[i]);
+        *found[i].want->view = v;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!found[i].scale_of) continue;
+        found[i].scale_of->scale = found[i].data;
+        found[i].scale_of->scale_type = weight_type(&found[i]);
     }
 }
 
 epx_status_t epx_checkpoint_map(epx_checkpoint_t *ck, const epx_want_t *wants, size_t n_wants, epx_load_progress_t progress) {
     if (n_wants == 0) return EPX_OK;
-    found_t *found = calloc(n_wants, sizeof *found);
-    if (!found) return epx_fail(EPX_ERR_NOMEM, "%s: no memory for %zu tensors", ck->dir, n_wants);
+    found_t *found = calloc(n_wants, 2 * sizeof *found); /* a matrix and its factors */
+    epx_want_t *scales = calloc(n_wants, sizeof *scales);
     epx_status_t s = EPX_OK;
+    size_t n = 0;
+    if (!found || !scales) s = epx_fail(EPX_ERR_NOMEM, "%s: no memory for %zu tensors", ck->dir, n_wants);
     for (size_t i = 0; i < n_wants && s == EPX_OK; i++) {
-        s = find_one(ck, &wants[i], &found[i]);
-        if (s == EPX_OK) s = check_one(ck, &found[i]);
+        s = find_checked(ck, &wants[i], &found[n++]);
+        if (s == EPX_OK && found[n - 1].entry->tensor.dtype == EPX_TENSOR_F8_E4M3)
+            s = find_scale(ck, &wants[i], &scales[i], &found[n++]);
     }
     if (s == EPX_OK) {
-        qsort(found, n_wants, sizeof *found, by_place);
-        s = map_all(ck, found, n_wants, progress);
+        qsort(found, n, sizeof *found, by_place);
+        s = map_all(ck, found, n, progress);
     }
-    if (s == EPX_OK) give_views(found, n_wants);
+    if (s == EPX_OK) give_views(found, n);
     free(found);
+    free(scales);
     return s;
 }
 

@@ -3,13 +3,17 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/checked.h"
 #include "base/half.h"
 #include "base/memory.h"
 #include "base/philox.h"
 
-static size_t n_elems(const epx_want_t *w) { return (size_t)(w->n_dims == 2 ? w->shape[0] * w->shape[1] : w->shape[0]); }
+static size_t n_elems(const epx_want_t *w) {
+    const epx_weight_t v = epx_want_view(w);
+    return (size_t)(v.n * v.k);
+}
 
 /* Elements of a tensor with its padding: each starts at a multiple of 64 bytes. */
 static size_t padded(const epx_want_t *w) { return (n_elems(w) + 31) / 32 * 32; }
@@ -24,11 +28,12 @@ static uint64_t tensor_seed(uint64_t seed, const char *name) {
 static void fill(uint16_t *out, const epx_want_t *w, uint64_t seed) {
     const float half_width = 0.02f * 1.7320508f; /* uniform in +-a has standard deviation a / sqrt(3) */
     size_t n = n_elems(w);
-    uint64_t s = tensor_seed(seed, w->name);
+    uint64_t s = tensor_seed(seed, w->name) + (uint64_t)w->slice;
+    const int vector = w->n_dims - w->sliced == 1, norm = strstr(w->name, "norm.weight") != NULL;
     uint32_t key[2] = {(uint32_t)s, (uint32_t)(s >> 32)}, r[4];
     for (size_t i = 0; i < n; i++) {
-        if (w->n_dims == 1) {
-            out[i] = 0x3F80; /* 1.0 */
+        if (vector) {
+            out[i] = norm ? 0x3F80 : 0; /* 1.0 */
             continue;
         }
         uint32_t counter[4] = {(uint32_t)(i / 4), (uint32_t)((uint64_t)i >> 34), 0, 0};
@@ -51,7 +56,9 @@ epx_status_t epx_dummy_weights(uint64_t seed, const epx_want_t *wants, size_t n_
     for (size_t i = 0; i < n_wants; i++) {
         const epx_want_t *w = &wants[i];
         fill(block + at, w, seed);
-        *w->view = (epx_weight_t){block + at, EPX_W_BF16, w->n_dims == 2 ? w->shape[0] : 1, w->shape[w->n_dims - 1]};
+        *w->view = epx_want_view(w);
+        w->view->data = block + at;
+        w->view->type = EPX_W_BF16;
         at += padded(w);
         if (progress.fn) progress.fn(progress.ctx, "make dummy weights", (double)(i + 1) / (double)n_wants);
     }

@@ -66,9 +66,10 @@ static const epx_ops_vtbl_t g_vtbl = {
     .rmsnorm = epx_cpu_rmsnorm,
     .linear = epx_cpu_linear,
     .add = epx_cpu_add,
+    .add_gated = epx_cpu_add_gated,
     .qk_norm_rope_store = epx_cpu_qk_norm_rope_store,
     .attention = epx_cpu_attention,
-    .router_softmax_topk = epx_cpu_router,
+    .router = epx_cpu_router,
     .experts = epx_cpu_experts,
 };
 

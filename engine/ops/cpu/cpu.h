@@ -2,6 +2,7 @@
 #ifndef EPX_ENGINE_OPS_CPU_CPU_H
 #define EPX_ENGINE_OPS_CPU_CPU_H
 
+#include "base/half.h"
 #include "engine/ops/cpu/kernels.h"
 #include "engine/ops/cpu/pool.h"
 #include "engine/ops/ops_spi.h"
@@ -33,10 +34,18 @@ static inline int64_t epx_div_up(int64_t a, int64_t b) { return (a + b - 1) / b;
 static inline int epx_cpu_worth(double bytes, double operations) { return bytes / 10.0 + operations / 100.0 > 12000.0; }
 
 /* Bytes of one element of a weight. */
-static inline int64_t epx_weight_bytes(epx_wtype_t type) { return type == EPX_W_BF16 ? 2 : 4; }
+static inline int64_t epx_weight_bytes(epx_wtype_t type) { return type == EPX_W_F32 ? 4 : type == EPX_W_BF16 ? 2 : 1; }
+/* Element i of a vector of f32 or bf16. */
+static inline float epx_vector_at(const epx_weight_t *w, int64_t i) {
+    return w->type == EPX_W_BF16 ? epx_bf16_to_f32(((const uint16_t *)w->data)[i]) : ((const float *)w->data)[i];
+}
+static inline int epx_present(const epx_weight_t *w) { return w != NULL && w->data != NULL; }
 
 epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
 const char *epx_ops_cpu_isa_available(void);
+
+/* out[i, c] += bias[n0 + c], i < m, c < n. */
+void epx_cpu_add_bias(const epx_weight_t *bias, int64_t n0, int n, int m, float *out, int64_t ldo);
 
 /* The functions of the table in ops_spi.h. */
 void epx_cpu_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
@@ -44,13 +53,14 @@ void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, floa
 void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
                     float *out, int64_t ldo);
 void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
+void epx_cpu_add_gated(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width);
 void epx_cpu_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
-                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const float *inv_freq,
-                                float rope_scale, const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
-void epx_cpu_attention(epx_ops_t *ops, const float *q, int64_t ldq, int n_heads, float scale, const epx_attn_row_t *rows,
+                                const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const epx_rope_t *rope,
+                                const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
+void epx_cpu_attention(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
                        int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
-void epx_cpu_router(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
-                    int32_t *out_ids, float *out_weights);
+void epx_cpu_router(epx_ops_t *ops, const epx_router_t *router, const float *logits, int64_t n_rows, int32_t *out_ids,
+                    float *out_weights);
 void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
                      float *out);
 

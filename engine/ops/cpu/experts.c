@@ -25,10 +25,37 @@ static void pack_item(void *ctx, int64_t segment, int thread) {
     const epx_cpu_segment_t s = j->c->segments[segment];
     (void)thread;
     for (int64_t r = s.row0; r < s.row0 + s.n; r++)
-        j->c->k->pack(list_row(j->lists, j->wave0 + r), j->hidden, j->experts[s.expert].gate.type, j->c->packed + r * j->ldxp);
+        j->c->k->pack(list_row(j->lists, j->wave0 + r), j->hidden, epx_pack_order(&j->experts[s.expert].gate),
+                      j->c->packed + r * j->ldxp);
 }
 
 static int min_int(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+
+/* One row of interleaved gate and up to its packed middle. */
+static void split_act(const job_t *j, const epx_expert_weights_t *w, int64_t n0, int n, const float *both, float *mid) {
+    float gate[EPX_OPS_N_CHUNK], up[EPX_OPS_N_CHUNK];
+    for (int i = 0; i < n; i++) {
+        gate[i] = both[2 * i];
+        up[i] = both[2 * i + 1];
+        if (!epx_present(&w->gate_bias)) continue;
+        gate[i] += epx_vector_at(&w->gate_bias, 2 * (n0 + i));
+        up[i] += epx_vector_at(&w->gate_bias, 2 * (n0 + i) + 1);
+    }
+    j->c->k->act_pack(gate, up, n, w, mid + n0);
+}
+
+/* The same item when gate holds up too: twice the columns, as wide as both scratch blocks together. */
+static void fused_gate_up(const job_t *j, epx_cpu_segment_t s, const epx_expert_weights_t *w, int64_t n0, float *both) {
+    const int n = min_int(j->ffn - n0, EPX_OPS_N_CHUNK);
+    epx_gemm_t g = {.w = &w->gate, .n0 = 2 * n0, .n = 2 * n, .ldxp = j->ldxp, .out = both, .ldo = 2 * EPX_OPS_N_CHUNK};
+    for (int m0 = 0; m0 < s.n; m0 += EPX_OPS_M_CHUNK) {
+        g.m = min_int(s.n - m0, EPX_OPS_M_CHUNK);
+        g.xp = j->c->packed + (s.row0 + m0) * j->ldxp;
+        j->c->k->gemm(&g);
+        for (int i = 0; i < g.m; i++)
+            split_act(j, w, n0, n, both + i * 2 * EPX_OPS_N_CHUNK, j->c->mid + (s.row0 + m0 + i) * j->ldmid);
+    }
+}
 
 /* Item: EPX_OPS_N_CHUNK columns of the middle of one segment. */
 static void gate_up_item(void *ctx, int64_t item, int thread) {
@@ -37,6 +64,10 @@ static void gate_up_item(void *ctx, int64_t item, int thread) {
     const epx_cpu_segment_t s = j->c->segments[item / n_chunks];
     const epx_expert_weights_t *w = &j->experts[s.expert];
     float *gate = epx_cpu_scratch(j->c, thread), *up = gate + EPX_OPS_M_CHUNK * EPX_OPS_N_CHUNK;
+    if (!epx_present(&w->up)) {
+        fused_gate_up(j, s, w, n0, gate);
+        return;
+    }
     epx_gemm_t g = {.n0 = n0, .n = min_int(j->ffn - n0, EPX_OPS_N_CHUNK), .ldxp = j->ldxp, .ldo = EPX_OPS_N_CHUNK};
     for (int m0 = 0; m0 < s.n; m0 += EPX_OPS_M_CHUNK) {
         g.m = min_int(s.n - m0, EPX_OPS_M_CHUNK);
@@ -46,8 +77,8 @@ static void gate_up_item(void *ctx, int64_t item, int thread) {
         g.w = &w->up, g.out = up;
         j->c->k->gemm(&g);
         for (int i = 0; i < g.m; i++)
-            j->c->k->silu_mul_pack(gate + i * EPX_OPS_N_CHUNK, up + i * EPX_OPS_N_CHUNK, g.n, w->down.type,
-                                   j->c->mid + (s.row0 + m0 + i) * j->ldmid + n0);
+            j->c->k->act_pack(gate + i * EPX_OPS_N_CHUNK, up + i * EPX_OPS_N_CHUNK, g.n, w,
+                              j->c->mid + (s.row0 + m0 + i) * j->ldmid + n0);
     }
 }
 
@@ -61,12 +92,14 @@ static void down_item(void *ctx, int64_t item, int thread) {
                     .n = min_int(j->hidden - n0, EPX_OPS_N_CHUNK),
                     .ldxp = j->ldmid,
                     .ldo = j->hidden};
+    const epx_weight_t *bias = &j->experts[s.expert].down_bias;
     (void)thread;
     for (int m0 = 0; m0 < s.n; m0 += EPX_OPS_M_CHUNK) {
         g.m = min_int(s.n - m0, EPX_OPS_M_CHUNK);
         g.xp = j->c->mid + (s.row0 + m0) * j->ldmid;
         g.out = j->out + (s.row0 + m0) * j->hidden + n0;
         j->c->k->gemm(&g);
+        if (epx_present(bias)) epx_cpu_add_bias(bias, n0, g.n, g.m, g.out, g.ldo);
     }
 }
 
@@ -78,7 +111,8 @@ static void cut_segments(job_t *j, int32_t *e, int64_t n) {
         while (off[*e + 1] <= j->wave0 + r) ++*e;
         const int64_t left = off[*e + 1] - (j->wave0 + r);
         const epx_cpu_segment_t s = {.expert = *e, .row0 = (int32_t)r, .n = min_int(left, n - r)};
-        EPX_ASSERT(j->experts[*e].gate.type == j->experts[*e].up.type);
+        EPX_ASSERT(!epx_present(&j->experts[*e].up) ||
+                   epx_pack_order(&j->experts[*e].gate) == epx_pack_order(&j->experts[*e].up));
         j->c->segments[j->n_segments++] = s;
         r += s.n;
     }

@@ -1,15 +1,16 @@
 /* Attention over paged KV, part of kernels_impl.h (same includers, same rules).
  *
- * A query vector of position p goes through KV blocks [64 b, 64 b + 64) in ascending b. In each: scores of the positions
- * <= p, new running maximum, weights exp(score - maximum), then accumulators and running sum scaled by exp(old - new) and fed
- * in ascending position. The other vectors of the tile only share loads; no step of one depends on another. */
+ * A query vector of position p goes through KV blocks [64 b, 64 b + 64) in ascending b, those without a position it attends to
+ * left out. In each: scores of the positions it attends to (others weigh 0), new running maximum, weights exp(score - maximum),
+ * then accumulators and running sum scaled by exp(old - new) and fed in ascending position. The other vectors of the tile only
+ * share loads; no step of one depends on another. */
 
 typedef struct {
     const epx_attn_tile_t *t;
-    int n_q, dim, dim_p; /* vectors, head_dim, its packed length */
-    float *qp, *acc, *s; /* [n_q, dim_p], [n_q, dim_p], [n_q, EPX_OPS_KV_BLOCK] */
+    int n_q, dim, dim_p, v_dim; /* vectors, head_dim, its packed length, floats of V */
+    float *qp, *acc, *s;        /* [n_q, dim_p], [n_q, dim_p], [n_q, EPX_OPS_KV_BLOCK] */
     float max[EPX_OPS_Q_TILE], sum[EPX_OPS_Q_TILE];
-    int n_pos[EPX_OPS_Q_TILE]; /* positions of the present block that each vector attends to */
+    int from[EPX_OPS_Q_TILE], n_pos[EPX_OPS_Q_TILE]; /* positions [from, n_pos) of the present block are attended to; 0: none */
     const float *k[EPX_OPS_KV_BLOCK], *v[EPX_OPS_KV_BLOCK];
 } attn_t;
 
@@ -17,10 +18,13 @@ static void attn_start(attn_t *a) {
     const epx_attn_tile_t *t = a->t;
     for (int i = 0; i < a->n_q; i++) {
         const int row = i / t->n_heads, head = t->head0 + i % t->n_heads;
-        pack(t->q + row * t->ldq + (int64_t)head * a->dim, a->dim, EPX_W_F32, a->qp + (int64_t)i * a->dim_p);
+        pack(t->q + row * t->ldq + (int64_t)head * a->dim, a->dim, EPX_PACK_NATURAL, a->qp + (int64_t)i * a->dim_p);
         memset(a->acc + (int64_t)i * a->dim_p, 0, (size_t)a->dim_p * sizeof(float));
         a->max[i] = -INFINITY;
         a->sum[i] = 0.0f;
+        if (t->attn->sinks == NULL || t->attn->sinks->data == NULL) continue;
+        a->max[i] = vector_at(t->attn->sinks, head); /* a sink is a score whose value is 0 */
+        a->sum[i] = 1.0f;
     }
 }
 
@@ -53,10 +57,10 @@ static void attn_scores(attn_t *a, int n) {
 /* Scores of vector i to weights; running maximum and sum; accumulators scaled. */
 static void attn_softmax(attn_t *a, int i) {
     float *s = a->s + i * EPX_OPS_KV_BLOCK, *acc = a->acc + (int64_t)i * a->dim_p, one[VW];
-    const vf scale = v_set1(a->t->scale);
+    const vf scale = v_set1(a->t->attn->scale);
     vf vmax = v_set1(a->max[i]), sum = v_zero();
     for (int j = 0; j < EPX_OPS_KV_BLOCK; j++)
-        if (j >= a->n_pos[i]) s[j] = -INFINITY;
+        if (j < a->from[i] || j >= a->n_pos[i]) s[j] = -INFINITY;
     for (int j = 0; j < EPX_OPS_KV_BLOCK; j += VW) {
         const vf x = v_mul(v_load(s + j), scale);
         vmax = v_max(vmax, x);
@@ -94,15 +98,15 @@ static void attn_softmax(attn_t *a, int i) {
 #define PV(NQ)                                                                    \
     static void attn_values_##NQ(attn_t *a, int i, int n) {                       \
         int d = 0;                                                                \
-        for (; d + 2 * VW <= a->dim; d += 2 * VW) {                               \
+        for (; d + 2 * VW <= a->v_dim; d += 2 * VW) {                             \
             REP_##NQ(PV_DECL) REP_##NQ(PV_DECL2) for (int j = 0; j < n; j++) {    \
                 const vf v0 = v_load(a->v[j] + d), v1 = v_load(a->v[j] + d + VW); \
                 REP_##NQ(PV_FMA2)                                                 \
             }                                                                     \
             REP_##NQ(PV_STORE) REP_##NQ(PV_STORE2)                                \
         }                                                                         \
-        for (; d < a->dim; d += VW) {                                             \
-            const int rest = a->dim - d < VW ? a->dim - d : VW;                   \
+        for (; d < a->v_dim; d += VW) {                                           \
+            const int rest = a->v_dim - d < VW ? a->v_dim - d : VW;               \
             REP_##NQ(PV_DECL) for (int j = 0; j < n; j++) {                       \
                 const vf v0 = v_loadn(a->v[j] + d, rest);                         \
                 REP_##NQ(PV_FMA)                                                  \
@@ -132,28 +136,45 @@ static void attn_finish(attn_t *a) {
     const epx_attn_tile_t *t = a->t;
     for (int i = 0; i < a->n_q; i++) {
         const int row = i / t->n_heads, head = t->head0 + i % t->n_heads;
-        float *out = t->out + row * t->ldo + (int64_t)head * a->dim;
+        float *out = t->out + row * t->ldo + (int64_t)head * a->v_dim;
         const float *acc = a->acc + (int64_t)i * a->dim_p;
-        for (int d = 0; d < a->dim; d++) out[d] = acc[d] / a->sum[i];
+        for (int d = 0; d < a->v_dim; d++) out[d] = acc[d] / a->sum[i];
     }
+}
+
+/* The first position that the row attends to. */
+static int32_t attn_low(const epx_attn_tile_t *t, int row) {
+    const int32_t low = t->rows[row].position - t->attn->window + 1;
+    return t->attn->window > 0 && low > 0 ? low : 0;
+}
+
+/* Which positions of the block at `base` vector i attends to. */
+static void attn_limits(attn_t *a, int i, int32_t base) {
+    const int row = i / a->t->n_heads;
+    const int32_t own = a->t->rows[row].position - base + 1, low = attn_low(a->t, row) - base;
+    a->from[i] = low > 0 ? low : 0;
+    a->n_pos[i] = own <= 0 || low >= EPX_OPS_KV_BLOCK ? 0 : own < EPX_OPS_KV_BLOCK ? own : EPX_OPS_KV_BLOCK;
 }
 
 static void attention(const epx_attn_tile_t *t) {
     const int dim = t->kv->head_dim, dim_p = (int)epx_packed_len(dim, VW);
     attn_t a = {.t = t, .n_q = t->n_rows * t->n_heads, .dim = dim, .dim_p = dim_p};
+    a.v_dim = t->kv->v_dim ? t->kv->v_dim : dim;
     a.qp = t->scratch;
     a.acc = a.qp + EPX_OPS_Q_TILE * EPX_OPS_MAX_HEAD_DIM;
     a.s = a.acc + EPX_OPS_Q_TILE * EPX_OPS_MAX_HEAD_DIM;
-    int32_t last = 0;
-    for (int r = 0; r < t->n_rows; r++) last = t->rows[r].position > last ? t->rows[r].position : last;
+    int32_t last = 0, first = INT32_MAX;
+    for (int r = 0; r < t->n_rows; r++) {
+        last = t->rows[r].position > last ? t->rows[r].position : last;
+        first = attn_low(t, r) < first ? attn_low(t, r) : first;
+    }
     attn_start(&a);
-    for (int32_t base = 0; base <= last; base += EPX_OPS_KV_BLOCK) {
+    for (int32_t base = first / EPX_OPS_KV_BLOCK * EPX_OPS_KV_BLOCK; base <= last; base += EPX_OPS_KV_BLOCK) {
         const int n = last - base + 1 < EPX_OPS_KV_BLOCK ? last - base + 1 : EPX_OPS_KV_BLOCK;
         attn_locate(&a, base, n);
         attn_scores(&a, n);
         for (int i = 0; i < a.n_q; i++) {
-            const int own = t->rows[i / t->n_heads].position - base + 1;
-            a.n_pos[i] = own < 0 ? 0 : own < EPX_OPS_KV_BLOCK ? own : EPX_OPS_KV_BLOCK;
+            attn_limits(&a, i, base);
             if (a.n_pos[i] > 0) attn_softmax(&a, i);
         }
         attn_values(&a);

@@ -37,19 +37,19 @@ static inline vf v_exp(vf x) {
 
 /* ---- packing ---- */
 
-static inline void pack_pair(vf a, vf b, epx_wtype_t type, float *dst) {
-    if (type == EPX_W_BF16) v_unzip(a, b, &a, &b);
+static inline void pack_pair(vf a, vf b, epx_pack_t order, float *dst) {
+    if (order == EPX_PACK_EVEN_ODD) v_unzip(a, b, &a, &b);
     v_store(dst, a);
     v_store(dst + VW, b);
 }
 
-static void pack(const float *x, int64_t k, epx_wtype_t type, float *dst) {
+static void pack(const float *x, int64_t k, epx_pack_t order, float *dst) {
     int64_t i = 0;
-    for (; i + 2 * VW <= k; i += 2 * VW) pack_pair(v_load(x + i), v_load(x + i + VW), type, dst + i);
+    for (; i + 2 * VW <= k; i += 2 * VW) pack_pair(v_load(x + i), v_load(x + i + VW), order, dst + i);
     if (i == k) return;
     const int n = (int)(k - i);
     const vf b = n > VW ? v_loadn(x + i + VW, n - VW) : v_zero();
-    pack_pair(v_loadn(x + i, n < VW ? n : VW), b, type, dst + i);
+    pack_pair(v_loadn(x + i, n < VW ? n : VW), b, order, dst + i);
 }
 
 /* ---- matrix tiles: MR rows of x by 4 rows of w ---- */
@@ -163,8 +163,18 @@ static void rows_f32(const epx_gemm_t *g, int n0, const f32_t *const w[4], int64
     }
 }
 
+#include "engine/ops/cpu/kernels_narrow.h"
+
 static void gemm(const epx_gemm_t *g) {
     const int64_t k = g->w->k;
+    if (g->w->transposed) {
+        gemm_transposed(g);
+        return;
+    }
+    if (g->w->type == EPX_W_F8_E4M3) {
+        gemm_f8(g);
+        return;
+    }
     for (int n = 0; n < g->n; n += 4) {
         const int nr = g->n - n < 4 ? g->n - n : 4;
         if (g->w->type == EPX_W_BF16) {
@@ -183,12 +193,27 @@ static void gemm(const epx_gemm_t *g) {
 
 static inline vf silu_mul(vf g, vf u) { return v_mul(v_div(g, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), g)))), u); }
 
-static void silu_mul_pack(float *gate, const float *up, int64_t n, epx_wtype_t type, float *dst) {
+static inline vf clamped_glu(vf g, vf u, vf limit) {
+    g = v_min(limit, g);
+    u = v_max(v_sub(v_zero(), limit), v_min(limit, u));
+    const vf swish = v_div(g, v_add(v_set1(1.0f), v_exp(v_mul(v_set1(-1.702f), g))));
+    return v_mul(swish, v_add(u, v_set1(1.0f)));
+}
+
+static void act_pack(float *gate, const float *up, int64_t n, const epx_expert_weights_t *w, float *dst) {
+    const vf limit = v_set1(w->act_limit);
+    const int clamped = w->act == EPX_ACT_CLAMPED_GLU;
     int64_t i = 0;
-    for (; i + VW <= n; i += VW) v_store(gate + i, silu_mul(v_load(gate + i), v_load(up + i)));
+    for (; i + VW <= n; i += VW) {
+        const vf g = v_load(gate + i), u = v_load(up + i);
+        v_store(gate + i, clamped ? clamped_glu(g, u, limit) : silu_mul(g, u));
+    }
     const int rest = (int)(n - i);
-    if (rest > 0) v_storen(gate + i, silu_mul(v_loadn(gate + i, rest), v_loadn(up + i, rest)), rest);
-    pack(gate, n, type, dst);
+    if (rest > 0) {
+        const vf g = v_loadn(gate + i, rest), u = v_loadn(up + i, rest);
+        v_storen(gate + i, clamped ? clamped_glu(g, u, limit) : silu_mul(g, u), rest);
+    }
+    pack(gate, n, epx_pack_order(&w->down), dst);
 }
 
 static void widen_row(const epx_weight_t *w, int64_t row, float *out) {
@@ -227,9 +252,14 @@ static void rmsnorm(const float *x, const epx_weight_t *w, float eps, int64_t wi
     }
 }
 
-static void rope(float *x, const float *cosine, const float *sine, int head_dim) {
-    const int half = head_dim / 2;
-    for (int i = 0; i < half; i++) {
+static void rope(float *x, const float *cosine, const float *sine, int dim, int interleaved) {
+    const int half = dim / 2;
+    for (int i = 0; interleaved && i < half; i++) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cosine[i] - b * sine[i];
+        x[2 * i + 1] = b * cosine[i] + a * sine[i];
+    }
+    for (int i = 0; !interleaved && i < half; i++) {
         const float a = x[i], b = x[i + half];
         x[i] = a * cosine[i] - b * sine[i];
         x[i + half] = b * cosine[i] + a * sine[i];
@@ -248,34 +278,29 @@ static inline vf exp_from(const float *x, int64_t i, int64_t n, vf max) {
     return v_loadn(e, (int)(n - i));
 }
 
-/* Put (id, p) into the list sorted by descending p; equal p keeps the earlier id in front. Returns the new length. */
-static int topk_insert(int32_t *ids, float *ps, int len, int top_k, int32_t id, float p) {
-    if (len == top_k && !(p > ps[top_k - 1])) return len;
-    int at = len < top_k ? len : top_k - 1;
-    for (; at > 0 && p > ps[at - 1]; at--) {
-        ids[at] = ids[at - 1];
-        ps[at] = ps[at - 1];
-    }
-    ids[at] = id;
-    ps[at] = p;
-    return len < top_k ? len + 1 : len;
-}
+static inline vf sigmoid(vf x) { return v_div(v_set1(1.0f), v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x)))); }
 
-static void router(const float *logits, int n_experts, int top_k, int renormalize, int32_t *out_ids, float *out_weights) {
-    float max = logits[0], total = 0.0f, e[VW];
-    int len = 0;
-    for (int i = 1; i < n_experts; i++) max = logits[i] > max ? logits[i] : max;
+static void scores(epx_score_t score, const float *logits, int n, float *out) {
+    float max = logits[0];
+    if (score == EPX_SCORE_SIGMOID) {
+        for (int i = 0; i < n; i += VW) v_store(out + i, sigmoid(n - i >= VW ? v_load(logits + i) : v_loadn(logits + i, n - i)));
+        return;
+    }
+    for (int i = 1; i < n; i++) max = logits[i] > max ? logits[i] : max;
     const vf vmax = v_set1(max);
     vf sum = v_zero();
-    for (int i = 0; i < n_experts; i += VW) sum = v_add(sum, exp_from(logits, i, n_experts, vmax));
-    const vf vsum = v_set1(v_hsum(sum));
-    for (int i = 0; i < n_experts; i += VW) {
-        v_store(e, v_div(exp_from(logits, i, n_experts, vmax), vsum));
-        for (int j = 0; j < VW && i + j < n_experts; j++) len = topk_insert(out_ids, out_weights, len, top_k, i + j, e[j]);
+    for (int i = 0; i < n; i += VW) {
+        const vf e = exp_from(logits, i, n, vmax);
+        v_store(out + i, e);
+        sum = v_add(sum, e);
     }
-    if (!renormalize) return;
-    for (int i = 0; i < top_k; i++) total += out_weights[i];
-    for (int i = 0; i < top_k; i++) out_weights[i] /= total;
+    const vf vsum = v_set1(v_hsum(sum));
+    for (int i = 0; i < n; i += VW) v_store(out + i, v_div(v_load(out + i), vsum));
+}
+
+/* Element i of a vector of f32 or bf16. */
+static inline float vector_at(const epx_weight_t *w, int64_t i) {
+    return w->type == EPX_W_BF16 ? epx_bf16_to_f32(((const uint16_t *)w->data)[i]) : ((const float *)w->data)[i];
 }
 
 #include "engine/ops/cpu/kernels_attn.h"
@@ -287,11 +312,11 @@ const epx_cpu_kernels_t CAT(epx_cpu_kernels_, VISA) = {
     .width = VW,
     .pack = pack,
     .gemm = gemm,
-    .silu_mul_pack = silu_mul_pack,
+    .act_pack = act_pack,
     .attention = attention,
     .rmsnorm = rmsnorm,
     .rope = rope,
     .add = add,
     .widen_row = widen_row,
-    .router = router,
+    .scores = scores,
 };

@@ -30,6 +30,8 @@ static inline void v_hsum4(vf a, vf b, vf c, vf d, float out[4]) { out[0] = a, o
 static inline vf v_pow2(vf n) { return epx_bits_f32((uint32_t)((int32_t)n + 127) << 23); } /* n integral, -126 .. 127 */
 static inline vf v_bf16_even(const uint16_t *p) { return epx_bf16_to_f32(p[0]); }
 static inline vf v_bf16_odd(const uint16_t *p) { return epx_bf16_to_f32(p[1]); }
+/* e4m3 as f16 bits: the value divided by 256. */
+static inline vf v_f8(const uint8_t *p) { return epx_f16_to_f32((uint16_t)((p[0] & 0x80) << 8 | (p[0] & 0x7F) << 7)); }
 static inline void v_unzip(vf a, vf b, vf *even, vf *odd) { *even = a, *odd = b; }
 
 #include "engine/ops/cpu/kernels_impl.h"

@@ -1,5 +1,4 @@
 /* Matrix products: rows are packed once, then work items are blocks of the output. */
-#include "base/half.h"
 #include "base/status.h"
 #include "engine/ops/cpu/cpu.h"
 
@@ -16,14 +15,12 @@ typedef struct {
 static void pack_item(void *ctx, int64_t row, int thread) {
     const job_t *j = ctx;
     (void)thread;
-    j->c->k->pack(j->x + row * j->ldx, j->w->k, j->w->type, j->c->packed + row * j->ldxp);
+    j->c->k->pack(j->x + row * j->ldx, j->w->k, epx_pack_order(j->w), j->c->packed + row * j->ldxp);
 }
 
-static void add_bias(const epx_weight_t *bias, int64_t n0, int n, int m, float *out, int64_t ldo) {
+void epx_cpu_add_bias(const epx_weight_t *bias, int64_t n0, int n, int m, float *out, int64_t ldo) {
     for (int i = 0; i < m; i++)
-        for (int c = 0; c < n; c++)
-            out[i * ldo + c] += bias->type == EPX_W_BF16 ? epx_bits_f32((uint32_t)((const uint16_t *)bias->data)[n0 + c] << 16)
-                                                         : ((const float *)bias->data)[n0 + c];
+        for (int c = 0; c < n; c++) out[i * ldo + c] += epx_vector_at(bias, n0 + c);
 }
 
 /* Item: EPX_OPS_N_CHUNK columns of EPX_OPS_M_CHUNK rows; row blocks of the same columns follow each other. */
@@ -41,7 +38,7 @@ static void gemm_item(void *ctx, int64_t item, int thread) {
                           .ldo = j->ldo};
     (void)thread;
     j->c->k->gemm(&g);
-    if (j->bias != NULL && j->bias->data != NULL) add_bias(j->bias, n0, g.n, g.m, g.out, g.ldo);
+    if (epx_present(j->bias)) epx_cpu_add_bias(j->bias, n0, g.n, g.m, g.out, g.ldo);
 }
 
 void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,

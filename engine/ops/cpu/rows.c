@@ -10,8 +10,7 @@ typedef struct {
     float *out;
     int64_t width;
     float eps;
-    int top_k, renormalize;
-    int32_t *out_ids;
+    const float *gate;
 } job_t;
 
 static void embed_item(void *ctx, int64_t row, int thread) {
@@ -48,18 +47,15 @@ void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, i
     epx_pool_run(epx_cpu(ops)->pool, add_item, &j, n_rows, epx_cpu_worth(8.0 * (double)(n_rows * width), 0));
 }
 
-static void router_item(void *ctx, int64_t row, int thread) {
+static void add_gated_item(void *ctx, int64_t row, int thread) {
     const job_t *j = ctx;
+    float factor[EPX_OPS_MAX_WIDTH], *out = j->out + row * j->width;
     (void)thread;
-    j->k->router(j->x + row * j->width, (int)j->width, j->top_k, j->renormalize, j->out_ids + row * j->top_k,
-                 j->out + row * j->top_k);
+    j->k->scores(EPX_SCORE_SIGMOID, j->gate + row, 1, factor);
+    for (int64_t i = 0; i < j->width; i++) out[i] += factor[0] * j->x[row * j->width + i];
 }
 
-void epx_cpu_router(epx_ops_t *ops, const float *logits, int64_t n_rows, int n_experts, int top_k, int renormalize,
-                    int32_t *out_ids, float *out_weights) {
-    EPX_ASSERT(top_k >= 1 && top_k <= n_experts);
-    job_t j = {.k = epx_cpu(ops)->k, .x = logits, .width = n_experts, .top_k = top_k, .renormalize = renormalize};
-    j.out_ids = out_ids;
-    j.out = out_weights;
-    epx_pool_run(epx_cpu(ops)->pool, router_item, &j, n_rows, epx_cpu_worth(20.0 * (double)(n_rows * n_experts), 0));
+void epx_cpu_add_gated(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width) {
+    job_t j = {.k = epx_cpu(ops)->k, .x = add, .gate = gate, .out = out, .width = width};
+    epx_pool_run(epx_cpu(ops)->pool, add_gated_item, &j, n_rows, epx_cpu_worth(8.0 * (double)(n_rows * width), 0));
 }

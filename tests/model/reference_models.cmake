@@ -1,0 +1,19 @@
+# The reference checkpoints of tests/data/reference/<name> with their weights unpacked, in <build>/tests/reference/<name>.
+# Without xz there is no target and the tests of these models skip.
+set(EPX_REFERENCE_MODELS )
+set(EPX_REFERENCE_DIR ${CMAKE_BINARY_DIR}/tests/reference)
+find_program(EPX_XZ xz)
+if(EPX_XZ)
+  set(unpacked)
+  foreach(name ${EPX_REFERENCE_MODELS})
+    set(from ${PROJECT_SOURCE_DIR}/tests/data/reference/${name})
+    set(to ${EPX_REFERENCE_DIR}/${name})
+    add_custom_command(OUTPUT ${to}/model.safetensors
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${to}
+      COMMAND ${CMAKE_COMMAND} -E copy ${from}/config.json ${from}/reference.json ${from}/reference.safetensors ${to}
+      COMMAND ${EPX_XZ} -dc ${from}/model.safetensors.xz > ${to}/model.safetensors
+      DEPENDS ${from}/model.safetensors.xz ${from}/config.json ${from}/reference.json ${from}/reference.safetensors VERBATIM)
+    list(APPEND unpacked ${to}/model.safetensors)
+  endforeach()
+  add_custom_target(epx_reference_models ALL DEPENDS ${unpacked})
+endif()
