@@ -1,5 +1,6 @@
 if(TARGET epx_engine)
   epx_add_test(NAME unit_model_load SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/model_load_test.c LIBS epx_engine LABELS unit)
   epx_add_test(NAME unit_model_config SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/model_config_test.c LIBS epx_engine LABELS unit)
+  epx_add_test(NAME unit_model_arch_config SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/model_arch_config_test.c LIBS epx_engine LABELS unit)
 endif()
 epx_add_test(NAME unit_meter SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/meter_test.c LIBS epx_engine LABELS unit)
