@@ -1,6 +1,6 @@
 # The reference checkpoints of tests/data/reference/<name> with their weights unpacked, in <build>/tests/reference/<name>.
 # Without xz there is no target and the tests of these models skip.
-set(EPX_REFERENCE_MODELS mixtral qwen2_moe olmoe glm4_moe deepseek_v2 deepseek_v3 gpt_oss)
+set(EPX_REFERENCE_MODELS mixtral qwen2_moe olmoe glm4_moe deepseek_v2 deepseek_v3 gpt_oss qwen3_moe_fp8)
 set(EPX_REFERENCE_DIR ${CMAKE_BINARY_DIR}/tests/reference)
 find_program(EPX_XZ xz)
 if(EPX_XZ)
