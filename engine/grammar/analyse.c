@@ -106,8 +106,8 @@ static int kind_of_text(char first) {
 }
 
 static int kinds_of(const epx_grammar_t *g, int32_t node) {
-    static const int plain[] = {[GN_OBJECT] = OBJECTS, [GN_ARRAY] = ARRAYS, [GN_STRING] = STRINGS, [GN_NUMBER] = NUMBERS,
-                                [GN_INTEGER] = NUMBERS};
+    static const int plain[] = {
+        [GN_OBJECT] = OBJECTS, [GN_ARRAY] = ARRAYS, [GN_STRING] = STRINGS, [GN_NUMBER] = NUMBERS, [GN_INTEGER] = NUMBERS};
     const gn_node_t *n = &g->nodes[node];
     int kinds = 0;
     if (n->kind <= GN_INTEGER) return plain[n->kind];
@@ -161,10 +161,11 @@ static epx_status_t check_one_of(const epx_grammar_t *g, int32_t node) {
     for (int32_t i = 0; i < n->n; i++)
         for (int32_t k = 0; k < i; k++)
             if (!exclude_each_other(g, g->kids[n->first + i], g->kids[n->first + k]))
-                return epx_fail(EPX_ERR_ARG,
-                                "schema: oneOf[%d] and oneOf[%d] may match the same value; supported: branches of different types, "
-                                "different constants, or objects with a required property that has different constants; or anyOf",
-                                k, i);
+                return epx_fail(
+                    EPX_ERR_ARG,
+                    "schema: oneOf[%d] and oneOf[%d] may match the same value; supported: branches of different types, "
+                    "different constants, or objects with a required property that has different constants; or anyOf",
+                    k, i);
     return EPX_OK;
 }
 

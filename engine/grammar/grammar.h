@@ -1,5 +1,5 @@
-/* Grammar-constrained decoding: which tokens may come next so that the answer is JSON of a schema. Pure: no clock, socket, thread.
- * docs/json-schema.md lists the subset of JSON Schema.
+/* Grammar-constrained decoding: which tokens may come next so that the answer is JSON of a schema. Pure: no clock, socket,
+ * thread. docs/json-schema.md lists the subset of JSON Schema.
  *
  * A grammar and a vocabulary do not change after create and may be shared by threads; a state belongs to one request. */
 #ifndef EPX_ENGINE_GRAMMAR_GRAMMAR_H
@@ -30,6 +30,8 @@ void epx_grammar_destroy(epx_grammar_t *g);
 /* The tokens of tok as byte strings. Special tokens are left out: they never fit. n_vocab: of the model's logits, which may be
  * more than the tokenizer has; the rest never fits. tok is not used afterwards. */
 epx_status_t epx_grammar_vocab_create(const epx_tokenizer_t *tok, int32_t n_vocab, epx_grammar_vocab_t **out_v);
+/* The same from model_dir/tokenizer.json. */
+epx_status_t epx_grammar_vocab_load(const char *model_dir, int32_t n_vocab, epx_grammar_vocab_t **out_v);
 void epx_grammar_vocab_destroy(epx_grammar_vocab_t *v);
 
 /* At the beginning of the grammar. Both are borrowed for the state's life. */

@@ -8,16 +8,16 @@
 
 enum {
     EPX_GRAMMAR_MAX_NODES = 20000,
-    EPX_GRAMMAR_MAX_SPACE = 20,    /* white space between two parts of a value */
-    EPX_GRAMMAR_MAX_DIGITS = 15,   /* before the point, and behind it: exact in a double */
-    EPX_GRAMMAR_MAX_EXPONENT = 2,  /* digits */
+    EPX_GRAMMAR_MAX_INDENT = 20,     /* white space of a new line between two parts of a value */
+    EPX_GRAMMAR_MAX_DIGITS = 15,     /* before the point, and behind it: exact in a double */
+    EPX_GRAMMAR_MAX_EXPONENT = 2,    /* digits */
     EPX_GRAMMAR_MAX_BRANCHES = 4096, /* positions at once */
 };
 
 typedef enum {
-    GN_OBJECT,  /* props [first, n]; child: values of free names, -1: none */
-    GN_ARRAY,   /* child: items; min, max: how many */
-    GN_STRING,  /* min, max: code points */
+    GN_OBJECT, /* props [first, n]; child: values of free names, -1: none */
+    GN_ARRAY,  /* child: items; min, max: how many */
+    GN_STRING, /* min, max: code points */
     GN_NUMBER,
     GN_INTEGER,
     GN_TEXTS,   /* one of texts [first, n] */
@@ -79,7 +79,7 @@ typedef enum {
 
 /* Without padding, so that frames compare as bytes. */
 typedef struct {
-    uint8_t phase, space, depth, escape;
+    uint8_t phase, space, depth, escape; /* space: 0 none yet; 1 + indentation of a new line; else no more */
     uint8_t utf8_left, utf8_lo, utf8_hi, unused;
     int32_t node, pos, count, text;
     int32_t parent; /* -1: the text is complete behind this */
@@ -107,8 +107,8 @@ int32_t epx_grammar_push(gf_machine_t *m, gf_frame_t f);
 
 /* Tokens as a tree of bytes in preorder. */
 typedef struct {
-    int32_t end;   /* first node behind this subtree */
-    int32_t token; /* head of the list of tokens that end here, -1: none */
+    int32_t end;         /* first node behind this subtree */
+    int32_t token;       /* head of the list of tokens that end here, -1: none */
     uint8_t byte, depth; /* depth of the root's children: 1 */
 } gv_node_t;
 
@@ -119,13 +119,13 @@ typedef struct {
 
 struct epx_grammar_vocab {
     int32_t n_vocab;
-    char **bytes;       /* owned [n_vocab], NULL: never fits */
-    int32_t *n_bytes;   /* owned [n_vocab] */
-    int32_t *same;      /* owned [n_vocab]: next token with the same bytes, -1 */
-    gv_trie_t all;      /* every token */
-    gv_trie_t unsafe;   /* tokens that are not safe */
-    uint32_t *safe;     /* owned bits: whole characters that may stand in a JSON string as they are */
-    uint8_t *n_chars;   /* owned [n_vocab]: of safe tokens, at most 255 */
+    char **bytes;     /* owned [n_vocab], NULL: never fits */
+    int32_t *n_bytes; /* owned [n_vocab] */
+    int32_t *same;    /* owned [n_vocab]: next token with the same bytes, -1 */
+    gv_trie_t all;    /* every token */
+    gv_trie_t unsafe; /* tokens that are not safe */
+    uint32_t *safe;   /* owned bits: whole characters that may stand in a JSON string as they are */
+    uint8_t *n_chars; /* owned [n_vocab]: of safe tokens, at most 255 */
     int max_depth;
 };
 

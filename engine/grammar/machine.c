@@ -182,8 +182,9 @@ static int number_is_whole(const gf_frame_t *f) {
 
 /* Next part behind digit b, or -1. */
 static int after_digit(const gf_frame_t *f, uint8_t b) {
-    static const int next[] = {[AT_MINUS] = AT_INT,       [AT_ZERO] = -1,    [AT_INT] = AT_INT,        [AT_POINT] = AT_FRACTION,
-                               [AT_FRACTION] = AT_FRACTION, [AT_E] = AT_EXPONENT, [AT_SIGN] = AT_EXPONENT, [AT_EXPONENT] = AT_EXPONENT};
+    static const int next[] = {
+        [AT_MINUS] = AT_INT,         [AT_ZERO] = -1,       [AT_INT] = AT_INT,       [AT_POINT] = AT_FRACTION,
+        [AT_FRACTION] = AT_FRACTION, [AT_E] = AT_EXPONENT, [AT_SIGN] = AT_EXPONENT, [AT_EXPONENT] = AT_EXPONENT};
     int limit = f->pos >= AT_E ? EPX_GRAMMAR_MAX_EXPONENT : EPX_GRAMMAR_MAX_DIGITS;
     if (f->pos == next[f->pos] && f->count >= limit) return -1;
     return f->pos == AT_MINUS && b == '0' ? AT_ZERO : next[f->pos];
@@ -303,12 +304,19 @@ static void step_object(gf_machine_t *m, gf_frame_t f, uint8_t b) {
 
 /* ---- a byte ---- */
 
+/* Between two parts: nothing, one blank, or one new line with an indentation. Models that are unsure would fill pages otherwise.
+ */
+static uint8_t after_space(uint8_t space, uint8_t b) {
+    if (space == 0) return b == ' ' ? EPX_GRAMMAR_MAX_INDENT + 1 : b == '\n' ? 1 : 0;
+    return (b == ' ' || b == '\t') && space <= EPX_GRAMMAR_MAX_INDENT ? (uint8_t)(space + 1) : 0;
+}
+
 void epx_grammar_step(gf_machine_t *m, int32_t top, uint8_t b) {
     if (top < 0 || m->no_memory) return;
     gf_frame_t f = m->frames[top]; /* a copy: pushing may move the frames */
     if (f.phase >= GF_ARR_OPEN && f.phase <= GF_OBJ_NEXT && is_space(b)) {
-        f.space++;
-        if (f.space <= EPX_GRAMMAR_MAX_SPACE) push_and_emit(m, f);
+        f.space = after_space(f.space, b);
+        if (f.space) push_and_emit(m, f);
         return;
     }
     switch ((gf_phase_t)f.phase) {

@@ -26,14 +26,15 @@ typedef struct {
     char path[200];
 } compile_t;
 
-static const char supported[] = "type, properties, required, additionalProperties, items, enum, const, minItems, maxItems, minLength, "
-                                "maxLength, anyOf, oneOf, $ref, $defs, definitions";
-static const char *const annotations[] = {"title",    "description", "default",    "examples",  "$schema", "$id",
-                                          "$comment", "deprecated",  "readOnly",   "writeOnly", "$defs",   "definitions",
-                                          NULL};
-static const char *const assertions[] = {"type",     "properties", "required",  "additionalProperties", "items", "enum", "const",
-                                         "minItems", "maxItems",   "minLength", "maxLength",            "anyOf", "oneOf", "$ref",
-                                         NULL};
+static const char supported[] =
+    "type, properties, required, additionalProperties, items, enum, const, minItems, maxItems, minLength, "
+    "maxLength, anyOf, oneOf, $ref, $defs, definitions";
+static const char *const annotations[] = {"title",      "description", "default",   "examples", "$schema",     "$id", "$comment",
+                                          "deprecated", "readOnly",    "writeOnly", "$defs",    "definitions", NULL};
+static const char *const assertions[] = {"type",     "properties", "required",  "additionalProperties",
+                                         "items",    "enum",       "const",     "minItems",
+                                         "maxItems", "minLength",  "maxLength", "anyOf",
+                                         "oneOf",    "$ref",       NULL};
 
 static epx_status_t refuse(const compile_t *c, const char *fmt, ...) EPX_PRINTF(2, 3);
 static epx_status_t refuse(const compile_t *c, const char *fmt, ...) {

@@ -130,6 +130,17 @@ epx_status_t epx_grammar_vocab_create(const epx_tokenizer_t *tok, int32_t n_voca
     return s;
 }
 
+epx_status_t epx_grammar_vocab_load(const char *model_dir, int32_t n_vocab, epx_grammar_vocab_t **out_v) {
+    epx_tokenizer_t *tok = NULL;
+    epx_str_t path = {0};
+    epx_status_t s = epx_str_printf(&path, "%s/tokenizer.json", model_dir);
+    if (s >= 0) s = epx_tokenizer_create(epx_str_z(&path), &tok);
+    if (s >= 0) s = epx_grammar_vocab_create(tok, n_vocab, out_v);
+    epx_tokenizer_destroy(tok);
+    epx_str_fini(&path);
+    return s;
+}
+
 void epx_grammar_vocab_destroy(epx_grammar_vocab_t *v) {
     if (!v) return;
     for (int32_t i = 0; v->bytes && i < v->n_vocab; i++) free(v->bytes[i]);

@@ -11,7 +11,7 @@ static int in_list(const int32_t *ids, int32_t n, int32_t id) {
 
 static int is_end(const epx_rank_t *r, const epx_rank_request_t *q, int32_t token) {
     if (in_list(q->stop_ids, q->n_stop_ids, token)) return 1;
-    return !q->ignore_eos && in_list(r->gen.eos_ids, r->gen.n_eos, token);
+    return (!q->ignore_eos || q->grammar) && in_list(r->gen.eos_ids, r->gen.n_eos, token);
 }
 
 static void ban(float *logits, const int32_t *ids, int32_t n, int32_t n_vocab) {
@@ -20,25 +20,36 @@ static void ban(float *logits, const int32_t *ids, int32_t n, int32_t n_vocab) {
 }
 
 /* The logits to draw from: the model's own, or a changed copy. */
-static const float *change(epx_rank_t *r, const epx_seq_t *seq, const float *logits) {
+static epx_status_t change(epx_rank_t *r, const epx_seq_t *seq, const float *logits, const float **out) {
     const epx_rank_request_t *q = seq->user;
     int is_early = seq->n_tokens - seq->n_prompt < q->min_new_tokens;
-    if (!is_early && epx_adjust_is_neutral(&q->adjust)) return logits;
+    *out = logits;
+    if (!is_early && !q->grammar && epx_adjust_is_neutral(&q->adjust)) return EPX_OK;
     float *own = epx_sampler_copy(r->sampler, logits);
     epx_adjust_logits(r->sampler, &q->adjust, own, q->tokens, seq->n_prompt, seq->n_tokens);
     if (is_early) {
         ban(own, r->gen.eos_ids, r->gen.n_eos, r->info.vocab);
         ban(own, q->stop_ids, q->n_stop_ids, r->info.vocab);
     }
-    return own;
+    *out = own;
+    return q->grammar ? epx_rank_mask(r, q, own) : EPX_OK;
+}
+
+/* A grammar whose text can only end here needs no end token. */
+static epx_status_t follow(const epx_rank_request_t *q, epx_rank_draw_t *d) {
+    if (!q->grammar || d->is_end) return EPX_OK;
+    EPX_TRY(epx_grammar_accept(q->grammar_state, d->token));
+    d->is_end = d->is_text = epx_grammar_must_end(q->grammar_state);
+    return EPX_OK;
 }
 
 epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out) {
     const epx_rank_request_t *q = seq->user;
-    const float *changed = change(r, seq, logits);
+    const float *changed;
     *out = (epx_rank_draw_t){.token = -1};
+    EPX_TRY(change(r, seq, logits, &changed));
     EPX_TRY(epx_sample(r->sampler, &q->sampling, changed, (uint64_t)(seq->n_tokens - seq->n_prompt), &out->token, NULL));
     if (q->want_logprobs) out->n_top = epx_logprobs(r->sampler, logits, out->token, &out->logprob, q->n_top, out->top);
     out->is_end = is_end(r, q, out->token);
-    return EPX_OK;
+    return follow(q, out);
 }

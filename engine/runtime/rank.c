@@ -107,6 +107,8 @@ static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
 /* What needs no peer. */
 static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     EPX_TRY(epx_rank_check_config(&r->cfg));
+    r->model_dir = strdup(r->cfg.model_path);
+    if (!r->model_dir) return epx_fail(EPX_ERR_NOMEM, "rank: no memory");
     EPX_TRY(epx_model_config_load(r->cfg.model_path, out_mc));
     EPX_TRY(epx_generation_defaults(r->cfg.model_path, &r->gen));
     EPX_TRY(read_context(r, out_mc));
@@ -140,7 +142,7 @@ static void free_requests(epx_rank_t *r) {
     for (epx_seq_t *q = r->sched ? epx_sched_any(r->sched) : NULL; q; q = epx_sched_any(r->sched)) {
         void *own = q->user;
         epx_sched_release(r->sched, q);
-        free(own);
+        epx_rank_request_free(own);
     }
 }
 
@@ -160,6 +162,9 @@ void epx_rank_destroy(epx_rank_t *r) {
     free(r->rows);
     free(r->logit_rows);
     free(r->logits);
+    epx_grammar_vocab_destroy(r->grammar_vocab);
+    free(r->grammar_bits);
+    free(r->model_dir);
     free(r);
 }
 
@@ -251,13 +256,16 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     EPX_TRY(check_request(r, req));
     epx_sched_request_t sr = {
         .id = req->id, .n_prompt = req->n_prompt, .max_new = req->max_new_tokens, .priority = req->priority};
-    EPX_TRY(epx_sched_submit(r->sched, &sr, &seq));
-    seq->user = copy_request(req);
-    if (!seq->user) {
-        epx_sched_release(r->sched, seq);
-        return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
+    epx_rank_request_t *own = copy_request(req);
+    if (!own) return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
+    epx_status_t s = epx_rank_begin_grammar(r, req, own);
+    if (s >= 0) s = epx_sched_submit(r->sched, &sr, &seq);
+    if (s < 0) {
+        epx_rank_request_free(own);
+        return s;
     }
-    seq->tokens = ((epx_rank_request_t *)seq->user)->tokens;
+    seq->user = own;
+    seq->tokens = own->tokens;
     return EPX_OK;
 }
 

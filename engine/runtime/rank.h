@@ -63,6 +63,10 @@ typedef struct {
     int32_t min_new_tokens; /* end tokens are not drawn before; 0: no minimum */
     int want_logprobs;      /* events carry the token's logprob and n_top of the most probable */
     int32_t n_top;          /* 0 to EPX_SAMPLE_MAX_TOP */
+    /* The text must follow this spec of engine/grammar/grammar.h; NULL: anything. Borrowed during submit. End tokens end it even
+     * with ignore_eos. */
+    const char *grammar;
+    size_t grammar_bytes;
 } epx_request_t;
 
 typedef enum { EPX_FINISH_NONE = 0, EPX_FINISH_STOP, EPX_FINISH_LENGTH, EPX_FINISH_CANCELLED, EPX_FINISH_ERROR } epx_finish_t;
@@ -74,6 +78,7 @@ typedef struct {
     float logprob;        /* of the model's logits, before penalties, bias, temperature and filters; 0 unless asked for */
     const epx_top_t *top; /* [n_top] borrowed during the callback */
     int32_t n_top;
+    int token_is_text; /* with EPX_FINISH_STOP: the token is the last of the text, because the grammar is complete */
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
     int32_t n_cached;  /* prompt tokens that were found in the prefix cache when the request was first admitted */

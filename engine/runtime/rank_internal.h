@@ -2,6 +2,7 @@
 #ifndef EPX_ENGINE_RUNTIME_RANK_INTERNAL_H
 #define EPX_ENGINE_RUNTIME_RANK_INTERNAL_H
 
+#include "engine/grammar/grammar.h"
 #include "engine/kv/pool.h"
 #include "engine/kv/store.h"
 #include "engine/model/model.h"
@@ -19,14 +20,17 @@ typedef struct {
     int ignore_eos, want_logprobs;
     int32_t min_new_tokens, n_top;
     int32_t n_stop_ids, n_cached;
-    int32_t *stop_ids; /* [n_stop_ids] */
-    int32_t *tokens;   /* [n_prompt + max_new] */
+    int32_t *stop_ids;      /* [n_stop_ids] */
+    int32_t *tokens;        /* [n_prompt + max_new] */
+    epx_grammar_t *grammar; /* owned; NULL: none */
+    epx_grammar_state_t *grammar_state;
 } epx_rank_request_t;
 
 /* What was drawn for a request. */
 typedef struct {
     int32_t token;
-    int is_end; /* an end token */
+    int is_end;  /* an end token, or: */
+    int is_text; /* the last token of a grammar */
     float logprob;
     int32_t n_top;
     epx_top_t top[EPX_SAMPLE_MAX_TOP];
@@ -53,6 +57,10 @@ struct epx_rank {
     int32_t *logit_rows;  /* [max_rows] */
     float *logits;        /* [max_running, vocab] */
 
+    char *model_dir;                    /* owned */
+    epx_grammar_vocab_t *grammar_vocab; /* made with the first grammar */
+    uint32_t *grammar_bits;
+
     uint64_t epoch, wake_seq;
     int stop;
     uint64_t position; /* phase, rows and running number packed, for other threads; see position.c */
@@ -74,6 +82,12 @@ epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char 
 epx_status_t epx_rank_make_kv(epx_rank_t *r);
 /* Defaults and legal values of the configuration (setup.c). */
 epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);
+/* What a request's grammar needs; EPX_ERR_ARG: the grammar's own message (constrain.c). */
+epx_status_t epx_rank_begin_grammar(epx_rank_t *r, const epx_request_t *req, epx_rank_request_t *own);
+/* Forbid in logits [vocab] what the grammar does not allow. */
+epx_status_t epx_rank_mask(epx_rank_t *r, const epx_rank_request_t *q, float *logits);
+/* NULL allowed. */
+void epx_rank_request_free(epx_rank_request_t *q);
 /* Draw the next token of a request from its logits (draw.c). Errors concern this request only. */
 epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out);
 /* Scheduler and rows of a step from the configuration; the context is known (setup.c). */

@@ -27,6 +27,7 @@ static void report(const sink_t *out, const epx_seq_t *q, const epx_rank_draw_t 
                       .logprob = d ? d->logprob : 0.0f,
                       .top = d ? d->top : NULL,
                       .n_top = d ? d->n_top : 0,
+                      .token_is_text = d ? d->is_text : 0,
                       .finish = finish,
                       .n_prompt = q->n_prompt,
                       .n_generated = q->n_tokens - q->n_prompt,
@@ -38,7 +39,7 @@ static void report(const sink_t *out, const epx_seq_t *q, const epx_rank_draw_t 
 static void end_request(epx_rank_t *r, epx_seq_t *q) {
     void *own = q->user;
     epx_sched_release(r->sched, q); /* looks at the tokens once more */
-    free(own);
+    epx_rank_request_free(own);
 }
 
 static void end_all(epx_rank_t *r, const sink_t *out, epx_finish_t finish, const char *error) {

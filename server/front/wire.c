@@ -95,10 +95,13 @@ epx_status_t epx_wire_put_request(epx_str_t *out, const epx_request_t *req) {
     epx_request_t q = *req;
     q.prompt = q.stop_ids = NULL;
     q.adjust.bias = NULL;
+    q.grammar = NULL;
+    if (!req->grammar) q.grammar_bytes = SIZE_MAX; /* the mark of "none" */
     EPX_TRY(put(out, &q, sizeof q));
     EPX_TRY(put(out, req->prompt, sizeof *req->prompt * (size_t)req->n_prompt));
     EPX_TRY(put(out, req->stop_ids, sizeof *req->stop_ids * (size_t)req->n_stop_ids));
-    return put(out, req->adjust.bias, sizeof *req->adjust.bias * (size_t)req->adjust.n_bias);
+    EPX_TRY(put(out, req->adjust.bias, sizeof *req->adjust.bias * (size_t)req->adjust.n_bias));
+    return req->grammar ? put(out, req->grammar, req->grammar_bytes) : EPX_OK;
 }
 
 epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_t *out_req) {
@@ -109,6 +112,8 @@ epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_
     out_req->prompt = take(&r, sizeof *out_req->prompt * (size_t)out_req->n_prompt);
     out_req->stop_ids = take(&r, sizeof *out_req->stop_ids * (size_t)out_req->n_stop_ids);
     out_req->adjust.bias = take(&r, sizeof *out_req->adjust.bias * (size_t)out_req->adjust.n_bias);
+    if (out_req->grammar_bytes == SIZE_MAX) out_req->grammar_bytes = 0;
+    else out_req->grammar = take(&r, out_req->grammar_bytes);
     return checked(&r, "request");
 }
 

@@ -29,6 +29,8 @@ static void free_call(epx_call_t *c) {
     for (int i = 0; c->choices && i < c->n_choices; i++) {
         epx_tokens_free(c->choices[i].tokens, c->choices[i].n_tokens);
         epx_logprobs_fini(&c->choices[i].logprobs);
+        epx_tool_calls_fini(&c->choices[i].tool_calls);
+        json_decref(c->choices[i].calls);
         epx_str_fini(&c->choices[i].text);
         epx_text_stream_fini(&c->choices[i].stream);
     }
@@ -232,7 +234,7 @@ static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
         pthread_cond_broadcast(&h->changed);
         if (ch->finish == EPX_FINISH_NONE) {
             ch->finish = ev->finish;
-            ch->end_token = ev->finish == EPX_FINISH_STOP && ev->token >= 0;
+            ch->end_token = ev->finish == EPX_FINISH_STOP && ev->token >= 0 && !ev->token_is_text;
             snprintf(ch->error, sizeof ch->error, "%s", ev->error ? ev->error : "");
         }
     }

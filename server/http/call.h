@@ -11,6 +11,7 @@
 #include "server/http/logprobs.h"
 #include "server/http/openai_write.h"
 #include "server/http/text_stream.h"
+#include "server/http/tool_calls.h"
 
 typedef struct epx_choice {
     epx_call_t *call;
@@ -31,6 +32,8 @@ typedef struct epx_choice {
     epx_text_stream_t stream;
     epx_str_t text; /* without stream: the whole; else what the next chunk carries */
     epx_logprobs_t logprobs;
+    epx_tool_calls_t tool_calls;
+    json_t *calls; /* owned: calls found and not yet sent; NULL: none */
     int done, role_sent;
     const char *finish_reason;
 } epx_choice_t;

@@ -58,6 +58,7 @@ static enum MHD_Result answer(epx_call_t *c) {
         epx_choice_t *ch = &c->choices[i];
         texts[i] = (epx_api_choice_text_t){
             .idx = i, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes, .finish_reason = ch->finish_reason};
+        texts[i].calls = ch->calls;
         if (c->req.logprobs)
             texts[i].logprobs = epx_logprobs_take(&ch->logprobs, c->http->cfg.tokenizer, c->req.is_chat, &ch->stream);
     }

@@ -47,37 +47,53 @@ static epx_status_t content_string(epx_api_parse_t *p, const char *where, const 
 }
 
 static epx_status_t message_role(epx_api_parse_t *p, size_t idx, const json_t *role, json_t *out) {
-    static const char *const known[] = {"system", "developer", "user", "assistant"};
+    static const char *const known[] = {"system", "developer", "user", "assistant", "tool"};
     char where[64];
     snprintf(where, sizeof where, "messages[%zu].role", idx);
-    for (int i = 0; json_is_string(role) && i < 4; i++) {
+    for (int i = 0; json_is_string(role) && i < 5; i++) {
         if (strcmp(json_string_value(role), known[i]) != 0) continue;
         /* OpenAI renamed "system" to "developer"; templates know the old name. */
         json_object_set_new(out, "role", json_string(i == 1 ? "system" : known[i]));
         return EPX_OK;
     }
     if (!role) return epx_api_fail(p->err, 400, "missing_parameter", where, "%s: required", where);
-    return epx_api_bad_value(p, where, role, "\"system\", \"developer\", \"user\" or \"assistant\"");
+    return epx_api_bad_value(p, where, role, "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"");
+}
+
+static int is_role(const json_t *out, const char *role) {
+    return strcmp(json_string_value(json_object_get(out, "role")), role) == 0;
+}
+
+/* An answer that is only calls has no content. */
+static int may_lack_content(const json_t *m) {
+    const char *role = json_string_value(json_object_get(m, "role"));
+    return role && strcmp(role, "assistant") == 0 && json_array_size(json_object_get(m, "tool_calls")) > 0;
 }
 
 /* Members other than role and content: strings that templates may use, or what clients send back of an earlier answer. */
 static epx_status_t message_extra(epx_api_parse_t *p, size_t idx, const char *name, json_t *v, json_t *out) {
-    static const char *const empty_only[] = {"refusal", "audio", "function_call", "tool_calls", "annotations"};
+    static const char *const empty_only[] = {"refusal", "audio", "function_call", "annotations"};
     char where[96];
     snprintf(where, sizeof where, "messages[%zu].%.40s", idx, name);
-    if (strcmp(name, "name") == 0 || strcmp(name, "reasoning_content") == 0) {
+    if (strcmp(name, "tool_calls") == 0) {
+        if (json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0)) return EPX_OK;
+        if (!is_role(out, "assistant")) return epx_api_bad_value(p, where, v, "null or absent unless the role is assistant");
+        return epx_api_message_calls(p, where, v, out);
+    }
+    if (strcmp(name, "name") == 0 || strcmp(name, "reasoning_content") == 0 ||
+        (strcmp(name, "tool_call_id") == 0 && is_role(out, "tool"))) {
         if (json_is_null(v)) return EPX_OK;
         if (!json_is_string(v)) return epx_api_bad_value(p, where, v, "a string or null");
         json_object_set(out, name, v);
         return EPX_OK;
     }
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 4; i++) {
         if (strcmp(name, empty_only[i]) != 0) continue;
         if (json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0)) return EPX_OK;
         return epx_api_bad_value(p, where, v, "null or absent (not supported here)");
     }
-    return epx_api_fail(p->err, 400, "unknown_parameter", where, "%s: unknown; accepted: role, content, name, reasoning_content",
-                        where);
+    return epx_api_fail(p->err, 400, "unknown_parameter", where,
+                        "%s: unknown; accepted: role, content, name, reasoning_content, tool_calls, tool_call_id", where);
 }
 
 static epx_status_t message_members(epx_api_parse_t *p, size_t idx, const json_t *m, json_t *out) {
@@ -86,8 +102,10 @@ static epx_status_t message_members(epx_api_parse_t *p, size_t idx, const json_t
     json_t *v, *content = NULL;
     EPX_TRY(message_role(p, idx, json_object_get(m, "role"), out));
     snprintf(where, sizeof where, "messages[%zu].content", idx);
-    if (!json_object_get(m, "content")) return epx_api_fail(p->err, 400, "missing_parameter", where, "%s: required", where);
-    EPX_TRY(content_string(p, where, json_object_get(m, "content"), &content));
+    const json_t *given = json_object_get(m, "content");
+    if ((!given || json_is_null(given)) && may_lack_content(m)) content = json_string("");
+    else if (!given) return epx_api_fail(p->err, 400, "missing_parameter", where, "%s: required", where);
+    else EPX_TRY(content_string(p, where, given, &content));
     json_object_set_new(out, "content", content);
     json_object_foreach((json_t *)m, name, v) {
         if (strcmp(name, "role") == 0 || strcmp(name, "content") == 0) continue;

@@ -132,9 +132,9 @@ static epx_status_t parse_stream_options(epx_api_parse_t *p, const char *name, c
 static epx_status_t parse_template_vars(epx_api_parse_t *p, const char *name, const json_t *v) {
     if (json_is_null(v)) return EPX_OK;
     if (!json_is_object(v)) return epx_api_bad_value(p, name, v, "an object or null");
-    if (json_object_get(v, "messages") || json_object_get(v, "add_generation_prompt"))
-        return epx_api_fail(p->err, 400, "invalid_value", name, "%s: messages and add_generation_prompt are set by the server",
-                            name);
+    if (json_object_get(v, "messages") || json_object_get(v, "add_generation_prompt") || json_object_get(v, "tools"))
+        return epx_api_fail(p->err, 400, "invalid_value", name,
+                            "%s: messages, tools and add_generation_prompt are set by the server", name);
     p->req->template_vars = json_incref((json_t *)v);
     return EPX_OK;
 }
@@ -171,6 +171,10 @@ static const struct {
     {"logprobs", COMPLETIONS, epx_api_parse_logprobs},
     {"echo", COMPLETIONS, parse_echo},
     {"min_tokens", BOTH, epx_api_parse_min_tokens},
+    {"response_format", BOTH, epx_api_parse_response_format},
+    {"tools", CHAT, epx_api_parse_tools},
+    {"tool_choice", CHAT, epx_api_parse_tool_choice},
+    {"parallel_tool_calls", CHAT, epx_api_parse_parallel_tool_calls},
     {"stop", BOTH, epx_api_parse_stop},
     {"stop_token_ids", BOTH, epx_api_parse_stop_ids},
     {"ignore_eos", BOTH, parse_ignore_eos},
@@ -187,10 +191,6 @@ static const struct {
     const char *neutral; /* JSON array */
 } neutral_only[] = {
     {"suffix", COMPLETIONS, "[null,\"\"]"},
-    {"response_format", BOTH, "[null,{\"type\":\"text\"}]"},
-    {"tools", CHAT, "[null,[]]"},
-    {"tool_choice", CHAT, "[null,\"none\",\"auto\"]"},
-    {"parallel_tool_calls", CHAT, "[null]"},
     {"functions", CHAT, "[null,[]]"},
     {"function_call", CHAT, "[null,\"none\",\"auto\"]"},
     {"modalities", CHAT, "[null,[\"text\"]]"},
@@ -222,7 +222,7 @@ static epx_status_t check_neutral(epx_api_parse_t *p, const char *name, const js
 }
 
 static epx_status_t unknown_param(epx_api_parse_t *p, const char *name) {
-    char accepted[560];
+    char accepted[640];
     size_t used = 0;
     int where = p->req->is_chat ? CHAT : COMPLETIONS;
     for (size_t i = 0; i < sizeof params / sizeof params[0]; i++)

@@ -101,6 +101,10 @@ static epx_status_t check_together(epx_api_parse_t *p) {
     if (r->max_tokens != 0 && r->min_tokens > r->max_tokens)
         return epx_api_fail(p->err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (%d), got %d",
                             (int)r->max_tokens, (int)r->min_tokens);
+    EPX_TRY(epx_api_check_tools(p));
+    if (r->grammar && r->min_tokens > 0)
+        return epx_api_fail(p->err, 400, "unsupported_parameter", "min_tokens",
+                            "min_tokens: not supported together with response_format or a forced tool call");
     if (r->is_chat && !r->messages)
         return epx_api_fail(p->err, 400, "missing_parameter", "messages", "messages: required, a non-empty array");
     if (!r->is_chat && r->n_prompts == 0)
@@ -145,6 +149,8 @@ void epx_api_request_fini(epx_api_request_t *r) {
     }
     free(r->prompts);
     free(r->bias);
+    free(r->grammar);
+    json_decref(r->tools);
     for (int i = 0; i < r->n_stop; i++) free(r->stop[i]);
     memset(r, 0, sizeof *r);
 }

@@ -1,6 +1,7 @@
 /* JSON by jansson; a text that is not valid UTF-8 (a token sequence may be anything) is repaired with U+FFFD first. Pure. */
 #include "server/http/openai_write.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +47,21 @@ static json_t *usage_json(const epx_api_usage_t *u) {
     return o;
 }
 
+/* Ids are unique within the server: the answer's own id, the choice and the number. */
+static json_t *calls_json(const epx_api_head_t *h, const epx_api_choice_text_t *c, int with_index) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < json_array_size(c->calls); i++) {
+        const json_t *call = json_array_get(c->calls, i);
+        char id[96];
+        snprintf(id, sizeof id, "call_%.60s_%d_%zu", h->id, c->idx, (size_t)c->first_call + i);
+        json_t *o = json_pack("{s:s,s:s,s:{s:O,s:O}}", "id", id, "type", "function", "function", "name",
+                              json_object_get(call, "name"), "arguments", json_object_get(call, "arguments"));
+        if (with_index) json_object_set_new(o, "index", json_integer((json_int_t)c->first_call + (json_int_t)i));
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
 /* content under `key` ("message", "delta") for chat, as text for completions. content NULL: left out (chat). */
 static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t *c, const char *key, int with_role,
                            int with_text) {
@@ -54,7 +70,10 @@ static json_t *choice_json(const epx_api_head_t *h, const epx_api_choice_text_t 
     if (h->is_chat) {
         json_t *m = json_object();
         if (with_role) json_object_set_new(m, "role", json_string("assistant"));
-        if (text) json_object_set_new(m, "content", text);
+        int only_calls = json_array_size(c->calls) > 0 && c->n_bytes == 0;
+        if (text) json_object_set_new(m, "content", only_calls ? json_null() : json_incref(text));
+        json_decref(text);
+        if (json_array_size(c->calls) > 0) json_object_set_new(m, "tool_calls", calls_json(h, c, key[0] == 'd'));
         json_object_set_new(o, key, m);
     } else {
         json_object_set_new(o, "text", text ? text : json_string(""));

@@ -19,6 +19,8 @@ typedef struct {
     size_t n_bytes;
     const char *finish_reason; /* NULL: null */
     json_t *logprobs;          /* NULL: null; borrowed */
+    const json_t *calls;       /* NULL: none; list of {name, arguments}; borrowed */
+    int first_call;            /* number of the first of them within the choice */
 } epx_api_choice_text_t;
 
 typedef struct {

@@ -70,15 +70,52 @@ static epx_status_t use_news(epx_choice_t *ch, const news_t *news) {
     return EPX_OK;
 }
 
+/* Calls behind the first of an answer are left out. */
+static void keep_first_call(epx_choice_t *ch) {
+    while (ch->tool_calls.n_calls > 1) {
+        json_array_remove(ch->calls, json_array_size(ch->calls) - 1);
+        ch->tool_calls.n_calls--;
+    }
+}
+
+static epx_status_t find_tools(epx_choice_t *ch, int is_last) {
+    epx_str_t text = {0};
+    if (!ch->req->tools) return EPX_OK;
+    if (!ch->calls && !(ch->calls = json_array())) return epx_fail(EPX_ERR_NOMEM, "no memory for tool calls");
+    epx_status_t s = epx_tool_calls_push(&ch->tool_calls, epx_str_z(&ch->text), ch->text.n_bytes, is_last, &text, ch->calls);
+    epx_str_fini(&ch->text);
+    ch->text = text;
+    if (ch->req->one_call) keep_first_call(ch);
+    return s;
+}
+
+/* With a call in the answer the reason says so; an answer that may have only one ends with it. */
+static void end_with_call(epx_choice_t *ch) {
+    if (ch->tool_calls.n_calls == 0) return;
+    if (!ch->done && ch->req->one_call) close_choice(ch, "stop");
+    if (ch->done && strcmp(ch->finish_reason, "stop") == 0) ch->finish_reason = "tool_calls";
+}
+
+/* Called with everything that arrived in ch->text. */
+static epx_status_t take_tools(epx_choice_t *ch) {
+    if (!ch->req->tools) return EPX_OK;
+    EPX_TRY(find_tools(ch, ch->done));
+    end_with_call(ch);
+    return EPX_OK;
+}
+
 /* A chunk with the text and the logprobs that are ready; at the end of the choice with its reason. */
 static epx_status_t write_piece(epx_choice_t *ch, const char *finish_reason) {
     epx_call_t *c = ch->call;
     epx_api_choice_text_t piece = {
         .idx = ch->idx, .text = epx_str_z(&ch->text), .n_bytes = ch->text.n_bytes, .finish_reason = finish_reason};
     if (c->req.logprobs) piece.logprobs = epx_logprobs_take(&ch->logprobs, c->http->cfg.tokenizer, c->req.is_chat, &ch->stream);
+    piece.calls = ch->calls;
+    piece.first_call = ch->tool_calls.n_calls - (int)json_array_size(ch->calls);
     epx_status_t s = epx_api_write_chunk(&c->head, &piece, 0, &c->out);
     json_decref(piece.logprobs);
     epx_str_clear(&ch->text);
+    json_array_clear(ch->calls);
     return s;
 }
 
@@ -88,7 +125,7 @@ static epx_status_t write_events(epx_choice_t *ch) {
     epx_api_choice_text_t role = {.idx = ch->idx, .text = ""};
     if (c->req.is_chat && !ch->role_sent) EPX_TRY(epx_api_write_chunk(&c->head, &role, 1, &c->out));
     ch->role_sent = 1;
-    if (ch->text.n_bytes > 0) EPX_TRY(write_piece(ch, NULL));
+    if (ch->text.n_bytes > 0 || json_array_size(ch->calls) > 0) EPX_TRY(write_piece(ch, NULL));
     return ch->done ? write_piece(ch, ch->finish_reason) : EPX_OK;
 }
 
@@ -105,6 +142,7 @@ static void pump_choice(epx_choice_t *ch) {
     int any = news.n_tokens > 0 || news.finish != EPX_FINISH_NONE;
     epx_status_t s = c->format && news.n_tokens ? c->format->on_tokens(ch, news.tokens, news.n_tokens) : EPX_OK;
     if (s >= 0) s = use_news(ch, &news);
+    if (s >= 0 && (c->req.stream || ch->done)) s = take_tools(ch);
     if (s >= 0 && any && c->req.stream && (!bad || ch->text.n_bytes > 0)) s = write_news(ch);
     if (s < 0) fail_call(c, 500, "internal_error", epx_error_message());
     else if (bad && !ch->done)

@@ -1,9 +1,11 @@
 /* From a parsed request to requests of the cluster: chat template, tokens, limits, seeds. Runs on the MHD thread. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/random.h>
 
 #include "server/http/call.h"
+#include "server/http/chat_prompt.h"
 
 /* n_bytes of text cannot be fewer tokens than this says; NFC may have made the text up to three times shorter. */
 static int surely_too_long(const epx_http_t *h, size_t n_bytes) { return n_bytes / 3 / h->longest_token > (size_t)h->max_tokens; }
@@ -32,9 +34,7 @@ static epx_status_t encode(const epx_call_t *c, const char *text, size_t n_bytes
 /* The chat's messages become the only prompt. */
 static epx_status_t render_chat(epx_call_t *c, epx_api_error_t *err) {
     epx_str_t text = {0};
-    epx_status_t s = epx_chat_template_render(c->http->cfg.chat_template, c->req.messages, 1, c->req.template_vars, &text);
-    if (s < 0)
-        s = epx_api_fail(err, 400, "chat_template", "messages", "messages: the chat template failed: %s", epx_error_message());
+    epx_status_t s = epx_chat_prompt(c->http->cfg.chat_template, &c->req, &text, err);
     if (s >= 0) {
         c->req.prompts = calloc(1, sizeof *c->req.prompts);
         c->req.n_prompts = c->req.prompts ? 1 : 0;
@@ -82,7 +82,9 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
                            .adjust = q->adjust,
                            .min_new_tokens = q->min_tokens,
                            .want_logprobs = q->logprobs,
-                           .n_top = q->n_top};
+                           .n_top = q->n_top,
+                           .grammar = q->grammar,
+                           .grammar_bytes = q->grammar ? strlen(q->grammar) : 0};
     out->sampling.seed = q->has_seed ? q->sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
     c->choices[idx].n_prompt = out->n_prompt;
     return EPX_OK;

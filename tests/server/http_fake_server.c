@@ -37,6 +37,8 @@ struct epx_cluster {
     pthread_t thread;
     play_t live[MAX_REQUESTS];
     int n_live, quit, failed;
+    int32_t *answer; /* owned; what every request is answered with, NULL: its prompt */
+    size_t n_answer;
     uint64_t next_id;
     epx_http_t *http;
 };
@@ -59,8 +61,9 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     *p = (play_t){.id = ++c->next_id, .mode = mode, .n_prompt = req->n_prompt, .max_new = req->max_new_tokens};
     p->step_ns = (script & 0xffff) * 1000000u;
     p->due_ns = epx_now_ns() + p->step_ns;
-    p->tokens = malloc((size_t)req->n_prompt * sizeof *p->tokens);
-    memcpy(p->tokens, req->prompt, (size_t)req->n_prompt * sizeof *p->tokens);
+    if (c->answer) p->n_prompt = (int32_t)c->n_answer;
+    p->tokens = malloc((size_t)p->n_prompt * sizeof *p->tokens);
+    memcpy(p->tokens, c->answer ? c->answer : req->prompt, (size_t)p->n_prompt * sizeof *p->tokens);
     p->want_logprobs = req->want_logprobs;
     p->n_top = req->n_top;
     p->n_stop_ids = req->n_stop_ids < 8 ? req->n_stop_ids : 8;
@@ -73,7 +76,7 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     printf("presence=%g frequency=%g repetition=%g min_new=%d bias=", (double)req->adjust.presence_penalty,
            (double)req->adjust.frequency_penalty, (double)req->adjust.repetition_penalty, req->min_new_tokens);
     for (int i = 0; i < req->adjust.n_bias; i++) printf("%d:%g,", req->adjust.bias[i].token, (double)req->adjust.bias[i].bias);
-    printf("\n");
+    printf(" grammar=%.*s\n", (int)req->grammar_bytes, req->grammar ? req->grammar : "");
     pthread_mutex_unlock(&c->lock);
     if (mode == SLOW_SUBMIT) usleep(50000); /* all events come before the caller knows the id */
     return EPX_OK;
@@ -179,6 +182,12 @@ static void *reader_main(void *cluster) {
     return NULL;
 }
 
+/* What every request is answered with, instead of its own prompt. */
+static int set_answer(epx_cluster_t *c, const epx_tokenizer_t *tok, const char *text) {
+    if (!text) return 0;
+    return epx_tokenizer_encode(tok, text, strlen(text), &c->answer, &c->n_answer);
+}
+
 static int die(const char *what) {
     fprintf(stderr, "%s: %s\n", what, epx_error_message());
     return 1;
@@ -205,7 +214,9 @@ int main(int argc, char **argv) {
     int port;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (epx_tokenizer_create(EPX_SOURCE_DIR "/models/tinymoe-math/tokenizer.json", &tok) < 0) return die("tokenizer");
-    if (epx_chat_template_load(EPX_SOURCE_DIR "/models/tinymoe-math", &chat) < 0) return die("chat template");
+    const char *dir = text_option(argc, argv, "--template-dir");
+    if (epx_chat_template_load(dir ? dir : EPX_SOURCE_DIR "/models/tinymoe-math", &chat) < 0) return die("chat template");
+    if (set_answer(&cluster, tok, text_option(argc, argv, "--answer")) < 0) return die("answer");
     cfg.tokenizer = tok;
     cfg.chat_template = option(argc, argv, "--no-template") ? NULL : chat;
     epx_sampling_init(&cfg.default_sampling);
@@ -230,6 +241,7 @@ int main(int argc, char **argv) {
     pthread_join(cluster.thread, NULL);
     epx_http_destroy(cluster.http);
     for (int i = 0; i < cluster.n_live; i++) free(cluster.live[i].tokens);
+    free(cluster.answer);
     epx_chat_template_destroy(chat);
     epx_tokenizer_destroy(tok);
     puts("stopped");

@@ -143,9 +143,9 @@ def adjustments_reach_the_cluster():
     S.drop_lines()
     S.post("/v1/completions", comp("a", presence_penalty=1.5, frequency_penalty=-0.5, repetition_penalty=1.25, min_tokens=2,
                                    logit_bias={"7": -100, "11": 2.5}))
-    assert S.wait_for(r"^submit .*").group(0).endswith("presence=1.5 frequency=-0.5 repetition=1.25 min_new=2 bias=7:-100,11:2.5,")
+    assert S.wait_for(r"^submit .*").group(0).endswith("presence=1.5 frequency=-0.5 repetition=1.25 min_new=2 bias=7:-100,11:2.5, grammar=")
     S.post("/v1/completions", comp("a"))
-    assert S.wait_for(r"^submit .*").group(0).endswith("presence=0 frequency=0 repetition=0 min_new=0 bias=")
+    assert S.wait_for(r"^submit .*").group(0).endswith("presence=0 frequency=0 repetition=0 min_new=0 bias= grammar=")
     expect_error(S.post("/v1/completions", {"model": "tiny", "prompt": "a", "min_tokens": 17}), 400, "at most max_tokens (here 16)", "min_tokens")
 
 
@@ -192,6 +192,110 @@ def logprobs_of_completions():
     l = a["choices"][0]["logprobs"]
     assert a["choices"][0]["text"] == "Hello world, 3 " and "".join(l["tokens"]) == "Hello world, 3 apples", l  # the last is in the text with its blank
     assert l["top_logprobs"] == [{}] * len(l["tokens"])
+
+
+QWEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data/tokenizers/qwen3")
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add two numbers.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}},
+         {"type": "function", "function": {"name": "now"}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}\n</tool_call>'
+
+
+def tool_server(answer):
+    return Server([PROGRAM, "--template-dir", QWEN, "--answer", answer])
+
+
+def calls_of(message):
+    return [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", [])]
+
+
+def joined_deltas(events):
+    message = {"content": "", "tool_calls": []}
+    for e in events:
+        d = e["choices"][0]["delta"]
+        message["content"] += d.get("content") or ""
+        for c in d.get("tool_calls", []):
+            assert c["index"] == len(message["tool_calls"]) and c["type"] == "function", c
+            message["tool_calls"].append(c)
+    return message
+
+
+def tool_calls():
+    add, now = ("add", {"a": 1, "b": [2, "</x>"]}), ("now", {})
+    now_text = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    bad = '<tool_call>\n{"name": "add", "arguments": 5}\n</tool_call>'
+    for answer, content, calls in (("Just text <tool", "Just text <tool", []), (CALL, None, [add]), ("I will add.\n\n" + CALL, "I will add.", [add]),
+                                   (CALL + "\n" + now_text + "\n", None, [add, now]), ("Hm " + bad, "Hm " + bad, []), (bad + CALL, bad, [add]),
+                                   ("a<tool_call>\n{\"name\": \"add\", ", "a<tool_call>\n{\"name\": \"add\", ", []), ("x \n " + now_text + " y", "x y", [now])):
+        s2 = tool_server(answer)
+        _, a = s2.post("/v1/chat/completions", chat(tools=TOOLS, seed=END_TOKEN))
+        c = a["choices"][0]
+        assert c["message"]["content"] == content and calls_of(c["message"]) == calls, (answer, c)
+        assert c["finish_reason"] == ("tool_calls" if calls else "stop"), c
+        ids = [t["id"] for t in c["message"].get("tool_calls", [])]
+        assert len(set(ids)) == len(ids) and all(t["type"] == "function" and "index" not in t for t in c["message"].get("tool_calls", []))
+        for step in (0, 1):
+            _, events, done, _ = s2.stream("/v1/chat/completions", chat(tools=TOOLS, seed=END_TOKEN + step))
+            m = joined_deltas(events)
+            assert done and m["content"] == (content or "") and calls_of(m) == calls, (answer, m)
+            assert events[-1]["choices"][0]["finish_reason"] == c["finish_reason"]
+        _, a = s2.post("/v1/chat/completions", chat(tools=TOOLS, tool_choice="none", seed=END_TOKEN))
+        assert a["choices"][0]["message"]["content"] == answer and a["choices"][0]["finish_reason"] == "stop"
+        s2.stop()
+
+
+def one_tool_call():
+    now = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    s2 = tool_server(CALL + "\n" + now + "\nand more text" * 20)
+    for stream in (False, True):
+        body = chat(tools=TOOLS, parallel_tool_calls=False, seed=END_TOKEN + 1)
+        if stream:
+            _, events, _, _ = s2.stream("/v1/chat/completions", body)
+            m, reason = joined_deltas(events), events[-1]["choices"][0]["finish_reason"]
+        else:
+            c = s2.post("/v1/chat/completions", body)[1]["choices"][0]
+            m, reason = c["message"], c["finish_reason"]
+        assert [n for n, _ in calls_of(m)] == ["add"] and reason == "tool_calls", m
+    s2.stop()
+
+
+def forced_tool_calls_have_a_grammar():
+    s2 = tool_server("x")
+    for choice, names in (("required", ["add", "now"]), ({"type": "function", "function": {"name": "now"}}, ["now"])):
+        s2.drop_lines()
+        s2.post("/v1/chat/completions", chat(tools=TOOLS, tool_choice=choice))
+        spec = json.loads(s2.wait_for(r"^submit .* grammar=(.+)$").group(1))
+        assert [c["name"] for c in spec["calls"]] == names and spec["prefix"] == "<tool_call>\n" and spec["suffix"] == "\n</tool_call>", spec
+    s2.post("/v1/chat/completions", chat(tools=TOOLS, tool_choice="auto"))
+    assert s2.wait_for(r"^submit .* grammar=(.*)$").group(1) == ""
+    s2.stop()
+
+
+def conversation_with_tools():
+    s2 = Server([PROGRAM, "--template-dir", QWEN])  # answers with the prompt
+    messages = [{"role": "user", "content": "1+2?"}, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1, \"b\": 2}"}}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "3"}]
+    text = s2.post("/v1/chat/completions", {"model": "tiny", "messages": messages, "tools": TOOLS, "tool_choice": "auto", "seed": 0})[1]["choices"][0]["message"]
+    prompt = text["content"] or ""
+    assert "Add two numbers." in prompt and "<tool_response>\n3\n</tool_response>" in prompt, text
+    assert calls_of(text) == [("add", {"a": 1, "b": 2})]  # the call of the conversation, played back
+    s2.stop()
+    for extra, param in (({"tools": TOOLS}, "tools"), ({"messages": messages}, "messages")):
+        expect_error(S.post("/v1/chat/completions", dict(chat(), **extra)), 400, "does not know tools", param, "unsupported_parameter")
+
+
+def response_format_reaches_the_cluster():
+    S.drop_lines()
+    S.post("/v1/chat/completions", chat(response_format={"type": "json_object"}))
+    assert json.loads(S.wait_for(r"^submit .* grammar=(.*)$").group(1)) == {"schema": {"type": "object"}}
+    schema = {"type": "object", "properties": {"\u00e9": {"type": "string"}}}
+    S.post("/v1/completions", comp("a", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}))
+    assert json.loads(S.wait_for(r"^submit .* grammar=(.*)$").group(1)) == {"schema": schema}
+    S.post("/v1/chat/completions", chat(response_format={"type": "text"}))
+    assert S.wait_for(r"^submit .* grammar=(.*)$").group(1) == ""
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"d": {"type": "string", "format": "date"}}}}}
+    expect_error(S.post("/v1/chat/completions", chat(response_format=bad)), 400, 'schema.d: keyword "format" is not supported', "response_format", "invalid_schema")
 
 
 def echo():
@@ -546,7 +650,8 @@ def stops_with_everything_ended():
 
 CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_in_stream, end_token_is_not_text, max_tokens_is_obeyed,
          stop_strings, stop_string_cancels, stop_token_ids, sampling_reaches_the_cluster, adjustments_reach_the_cluster,
-         logprobs_of_chat, logprobs_of_completions, echo, several_choices,
+         logprobs_of_chat, logprobs_of_completions, tool_calls, one_tool_call,
+         forced_tool_calls_have_a_grammar, conversation_with_tools, response_format_reaches_the_cluster, echo, several_choices,
          events_before_the_id_is_known, models_and_health, paths_and_methods, content_types, bad_bodies_keep_the_connection,
          pipelined_requests, too_long_for_the_context, errors_before_the_stream, oversized_by_length, oversized_chunked, header_bounds,
          client_leaves_while_parked, client_leaves_between_tokens, client_resets, many_streams, slow_reader_loses_nothing, slow_clients,

@@ -1,7 +1,7 @@
 /* Writes texts of grammars with random tokens, for grammar_test.py: grammar_gen TOKENIZER_JSON [N_VOCAB].
  * A line in: {"spec": SPEC, "seed": N, "max_tokens": N, "check": bool}. A line out: {"error": TEXT}, or
- * {"text": TEXT, "done": bool, "n_tokens": N, "mask_us": mean, "mask_max_us": most}. check: every mask is compared with trying tokens
- * one by one from the beginning. Lines that are not valid JSON end the program with an error, as does a mask that lies. */
+ * {"text": TEXT, "done": bool, "n_tokens": N, "mask_us": mean, "mask_max_us": most}. check: every mask is compared with trying
+ * tokens one by one from the beginning. Lines that are not valid JSON end the program with an error, as does a mask that lies. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,7 +134,8 @@ static void take_line(const json_t *line) {
     }
     r = (run_t){.g = g, .seed = (uint64_t)json_integer_value(json_object_get(line, "seed"))};
     if (epx_grammar_state_create(g, g_vocab, &r.s) < 0) die("state");
-    int done = generate(&r, (int32_t)json_integer_value(json_object_get(line, "max_tokens")), json_is_true(json_object_get(line, "check")));
+    int done = generate(&r, (int32_t)json_integer_value(json_object_get(line, "max_tokens")),
+                        json_is_true(json_object_get(line, "check")));
     answer(&r, done);
     epx_grammar_state_destroy(r.s);
     epx_grammar_destroy(g);
