@@ -76,6 +76,12 @@ class Server:
         return s
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def parse_events(data):
     events, done, comments = [], False, []
     for block in data.decode("utf-8").split("\n\n"):  # decoding fails where an event breaks a character

@@ -3,13 +3,12 @@ Real answers, streams equal to answers, the same text whatever else is in the ba
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from http_client import Server, post_bytes, read_all, run_cases
+from http_client import Server, free_port, post_bytes, read_all, run_cases
 
 EPX, MODEL = sys.argv[1:3]
 if not os.access(EPX, os.X_OK):
@@ -44,12 +43,6 @@ def is_alive(pid):
             return f.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def known_answers():
