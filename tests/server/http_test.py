@@ -611,6 +611,9 @@ def rank_dies_in_mid_stream():
     assert status == 200 and done and DEATH in events[-1]["error"]["message"], events
     assert set(events[-1]["error"]) == {"message", "type", "param", "code"}
     assert TEXT.startswith(text_of(events[:-1])) and len(events) >= 2
+    end = time.monotonic() + 2  # the requests are told first, then the server
+    while s2.request("GET", "/health")[0] == 200 and time.monotonic() < end:
+        time.sleep(0.01)
     for method, path, body in (("GET", "/health", None), ("POST", "/v1/completions", comp()), ("POST", "/v1/chat/completions", chat(stream=True))):
         status, _, data = s2.request(method, path, body)
         expect_error((status, json.loads(data)), 503, DEATH, None, "engine_failure")
