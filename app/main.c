@@ -19,8 +19,14 @@ static const struct {
     [EPX_CMD_INFO] = {"info", "say what this machine and this build can do", epx_command_info},
     [EPX_CMD_DEMO] = {"demo", "two ranks, one word problem, then a server", epx_command_demo},
 };
-static const char *const names[] = {"serve", "generate", "info", "demo", NULL};
-static const char *const unbuilt[] = {"bench", "eval", "plan", NULL};
+/* Commands that read their own flags. */
+static const struct {
+    const char *name, *purpose;
+    int (*run)(int argc, char **argv);
+} tools[] = {{"bench", "measure the exchange between ranks on this machine", epx_command_bench}};
+enum { N_TOOLS = sizeof tools / sizeof tools[0] };
+static const char *const names[] = {"serve", "generate", "info", "demo", "bench", NULL};
+static const char *const unbuilt[] = {"eval", "plan", NULL};
 
 /* ---- log lines ---- */
 
@@ -65,6 +71,7 @@ static void print_usage(FILE *out) {
     fprintf(out, "epx %s: Mixture-of-Experts language models on expert-parallel ranks\n\nusage: epx COMMAND [OPTION]...\n\n",
             epx_version());
     for (int c = 0; c < EPX_CMD_COUNT; c++) fprintf(out, "  %-10s %s\n", commands[c].name, commands[c].purpose);
+    for (int c = 0; c < N_TOOLS; c++) fprintf(out, "  %-10s %s\n", tools[c].name, tools[c].purpose);
     fprintf(out, "\n`epx COMMAND --help` describes a command; `epx --version` prints the version.\n");
 }
 
@@ -76,9 +83,9 @@ static int find(const char *const *list, const char *word) {
 
 static int refuse_command(const char *word) {
     if (find(unbuilt, word) >= 0)
-        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo\n", word);
+        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo, bench\n", word);
     else
-        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo\n", word,
+        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, bench\n", word,
                 epx_options_nearest(names, word));
     return EXIT_USAGE;
 }
@@ -144,5 +151,6 @@ int main(int argc, char **argv) {
         return EXIT_DONE;
     }
     command = find(names, argv[1]);
+    if (command >= EPX_CMD_COUNT) return tools[command - EPX_CMD_COUNT].run(argc, argv);
     return command < 0 ? refuse_command(argv[1]) : run_command(command, argc, argv);
 }
