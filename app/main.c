@@ -114,6 +114,29 @@ static void init_settings(int command, epx_settings_t *o) {
     o->moe_a2a_backend = "pplx";
 }
 
+/* The ranks take the level from the environment, as this process does. */
+static int choose_log(int command, const epx_settings_t *o) {
+    const char *want = o->log_level ? o->log_level : command == EPX_CMD_SERVE ? "info" : NULL, *set = getenv("EPX_LOG");
+    if (want == NULL || (set && *set)) return 0;
+    setenv("EPX_LOG", want, 1);
+    return set_log();
+}
+
+static void print_notes(const epx_settings_t *o) {
+    epx_str_t notes = {0};
+    if (epx_settings_notes(o, &notes) >= 0)
+        for (const char *p = epx_str_z(&notes), *end; *p && (end = strchr(p, '\n')); p = end + 1)
+            fprintf(stderr, "epx: note: %.*s\n", (int)(end - p), p);
+    epx_str_fini(&notes);
+}
+
+static int start_command(int command, const epx_settings_t *o) {
+    int code = choose_log(command, o);
+    if (code) return code;
+    if (command == EPX_CMD_SERVE) print_notes(o);
+    return commands[command].run(o);
+}
+
 static int run_command(int command, int argc, char **argv) {
     epx_settings_t o;
     epx_str_t problems = {0};
@@ -127,7 +150,7 @@ static int run_command(int command, int argc, char **argv) {
     }
     if (s >= 0) s = epx_settings_validate(&o, (epx_command_t)command, &problems);
     if (s < 0) code = epx_print_error();
-    else code = problems.n_bytes ? print_problems(command, &problems) : commands[command].run(&o);
+    else code = problems.n_bytes ? print_problems(command, &problems) : start_command(command, &o);
     epx_str_fini(&problems);
     return code;
 }

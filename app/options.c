@@ -164,6 +164,22 @@ static epx_status_t set_value(const parse_t *p, const epx_option_t *o, const cha
     }
 }
 
+static void note(const parse_t *p, const epx_option_t *o) {
+    int on = 1;
+    memcpy((char *)p->settings + o->offset, &on, sizeof on);
+}
+
+epx_status_t epx_options_notes(const epx_option_table_t *t, const void *settings, epx_str_t *out) {
+    for (size_t i = 0; i < t->n_options; i++) {
+        const epx_option_t *o = &t->options[i];
+        int on = 0;
+        if (o->kind < EPX_OPTION_NOTED_FLAG) continue;
+        memcpy(&on, (const char *)settings + o->offset, sizeof on);
+        if (on) EPX_TRY(epx_str_printf(out, "--%s: %s\n", o->name, o->help));
+    }
+    return EPX_OK;
+}
+
 static epx_status_t set_flag(const parse_t *p, const epx_option_t *o, const char *value) {
     int on = 1;
     if (value) return epx_str_printf(p->problems, "--%s=%s: this flag takes no value\n", o->name, value);
@@ -183,6 +199,12 @@ static epx_status_t take_option(const parse_t *p, int i, int argc, char **argv, 
     value = word[n] == '=' ? word + n + 1 : NULL;
     o = find(p, word, n, &n_found);
     if (o && o->kind == EPX_OPTION_FLAG && belongs(p, o)) return set_flag(p, o, value);
+    if (o && o->kind >= EPX_OPTION_NOTED_FLAG && belongs(p, o)) {
+        int most = value || o->kind == EPX_OPTION_NOTED_FLAG ? 0 : o->kind == EPX_OPTION_NOTED_VALUE ? 1 : argc;
+        while (most-- > 0 && i + *out_used < argc && strncmp(argv[i + *out_used], "--", 2) != 0) ++*out_used;
+        note(p, o);
+        return EPX_OK;
+    }
     if (value == NULL && i + 1 < argc && (o || strncmp(argv[i + 1], "--", 2) != 0)) {
         value = argv[i + 1]; /* what follows a wrong flag is taken for its value, so that it is not reported too */
         *out_used = 2;

@@ -15,7 +15,11 @@ typedef enum {
     EPX_OPTION_TEXT,   /* const char *, borrowed from argv */
     EPX_OPTION_CHOICE, /* const char *, one of `choices` */
     EPX_OPTION_INT,    /* int64_t in min..max */
-    EPX_OPTION_REAL    /* double in min..max */
+    EPX_OPTION_REAL,   /* double in min..max */
+    /* Known elsewhere, without effect here: int at offset becomes 1, values are skipped. */
+    EPX_OPTION_NOTED_FLAG,
+    EPX_OPTION_NOTED_VALUE,
+    EPX_OPTION_NOTED_LIST /* any number of values, up to the next word that begins with "--" */
 } epx_option_kind_t;
 
 typedef struct {
@@ -42,6 +46,8 @@ typedef struct {
  * Returns EPX_OK, also with problems; negative only without memory. */
 epx_status_t epx_options_parse(const epx_option_table_t *t, int command_idx, int first, int argc, char **argv, void *settings,
                                epx_str_t *problems);
+/* Append one line for every NOTED option that was given: its name and its help text. */
+epx_status_t epx_options_notes(const epx_option_table_t *t, const void *settings, epx_str_t *out);
 /* Append the options of a command, one paragraph each, wrapped at 80 columns. */
 epx_status_t epx_options_help(const epx_option_table_t *t, int command_idx, epx_str_t *out);
 /* Append one paragraph, each line indented by `indent`, wrapped at 80 columns. */

@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "engine/runtime/presets.h"
+
 static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
 static const char *finish_text(epx_finish_t f) {
@@ -21,6 +23,25 @@ void epx_report_ranks(const epx_session_t *s, FILE *out) {
     fprintf(out, "ranks   %6d, %d thread%s each; %d layers, %d experts (top %d); exchange: %s over %s, %s combine; %s\n",
             i->n_ranks, i->n_threads, i->n_threads == 1 ? "" : "s", i->n_layers, i->n_experts, i->top_k, i->backend, i->transport,
             s->settings->a2a_combine, i->isa);
+}
+
+void epx_report_start(const epx_session_t *s, FILE *out) {
+    const epx_rank_info_t *i = &s->status.info;
+    const epx_settings_t *o = s->settings;
+    const epx_moe_preset_t *p = epx_moe_preset(o->moe_a2a_backend);
+    int n = i->n_ranks;
+    fprintf(out, "layout     world %d, attention-TP %d, DP groups %d; %d experts, %d to %d a rank, top %d\n", n,
+            (int)(o->tp / o->dp), (int)o->dp, i->n_experts, i->n_experts / n, (i->n_experts + n - 1) / n, i->top_k);
+    fprintf(out, "per rank   prompt chunk %d, running requests %d, tokens of a step (cap) %d; %d threads, %s\n", i->chunk_tokens,
+            i->max_running, i->max_tokens, i->n_threads, i->isa);
+    fprintf(out,
+            "memory     KV pool %" PRId64 " tokens in pages of %d (%" PRIu64 " bytes), exchange %" PRIu64
+            " bytes a rank; context %d\n",
+            i->kv_tokens, i->page_size, i->kv_bytes, i->exchange_bytes, i->max_context);
+    fprintf(out, "scheduler  %s, prompts %s decodes, prefix cache %s, balance %s\n", o->schedule_policy,
+            o->enable_mixed_chunk ? "together with" : "before", o->disable_radix_cache ? "off" : "on", o->load_balance_method);
+    fprintf(out, "exchange   %s: %s over %s, %s combine (%s)\n", p->name, i->backend, i->transport, o->a2a_combine, p->why);
+    fflush(out);
 }
 
 epx_status_t epx_report_rows(epx_session_t *s, FILE *out) {

@@ -10,6 +10,8 @@
 void epx_report_speed(const epx_answer_t *a, FILE *out);
 /* One line: ranks, layers, experts, backend, transport, instruction set. */
 void epx_report_ranks(const epx_session_t *s, FILE *out);
+/* The table at the start: what the settings came to. */
+void epx_report_start(const epx_session_t *s, FILE *out);
 /* Which rank sent how many rows (a row is one token for one rank and layer) to which, since the start. */
 epx_status_t epx_report_rows(epx_session_t *s, FILE *out);
 /* Process, mapped checkpoint bytes of each rank. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "app/commands.h"
+#include "app/report.h"
 #include "server/http/http_server.h"
 
 enum { SEARCHED_PORTS = 20, ERRORS_OUT_MS = 500 };
@@ -135,7 +136,8 @@ int epx_serve_session(epx_session_t *s, int search) {
                              .chat_template = s->chat_template,
                              .default_sampling = s->defaults.sampling,
                              .max_context = s->status.info.max_context,
-                             .n_vocab = s->status.info.vocab};
+                             .n_vocab = s->status.info.vocab,
+                             .stream_interval = (int)o->stream_interval};
     epx_http_t *h;
     int code;
     cfg.default_sampling.seed = (uint64_t)o->random_seed;
@@ -157,7 +159,10 @@ int epx_command_serve(const epx_settings_t *o) {
     int code;
     epx_session_init(&s, o);
     if (epx_session_load_text(&s) < 0 || epx_session_start(&s) < 0) code = epx_print_error();
-    else code = epx_serve_session(&s, 0);
+    else {
+        epx_report_start(&s, stderr);
+        code = epx_serve_session(&s, 0);
+    }
     epx_session_close(&s);
     return code;
 }

@@ -38,6 +38,8 @@ epx_status_t epx_session_load_text(epx_session_t *s) {
     return epx_generation_defaults(dir, &s->defaults);
 }
 
+static const double DP_CONSERVATIVENESS = 0.3; /* SGLang's factor under DP attention */
+
 static epx_rank_config_t rank_config(const epx_settings_t *o) {
     epx_rank_config_t r;
     epx_rank_config_init(&r);
@@ -51,17 +53,35 @@ static epx_rank_config_t rank_config(const epx_settings_t *o) {
     r.random_seed = (uint64_t)o->random_seed;
     r.n_threads = (int)o->threads;
     r.max_running = (int)(o->max_running_requests / o->dp); /* SGLang counts both over all DP ranks */
-    r.chunk_tokens = (int)(o->chunked_prefill_size / o->dp);
+    r.chunk_tokens = (int)(o->chunked_prefill_size < 0 ? -1 : o->chunked_prefill_size / o->dp);
+    r.max_prefill_tokens = (int)o->max_prefill_tokens;
+    r.max_dispatch_tokens = (int)epx_settings_token_cap(NULL);
+    r.mixed_chunk = o->enable_mixed_chunk;
+    r.disable_prefix_cache = o->disable_radix_cache;
+    r.schedule_policy = o->schedule_policy;
+    r.conservativeness = o->schedule_conservativeness * (o->enable_dp_attention && o->dp > 1 ? DP_CONSERVATIVENESS : 1);
+    r.mem_fraction = o->mem_fraction_static;
+    r.decode_log_interval = (int)o->decode_log_interval;
+    r.watchdog_s = (int)o->watchdog_timeout;
+    r.timeout_ns = (uint64_t)o->watchdog_timeout * 1000000000u;
     r.max_total_tokens = o->max_total_tokens;
     r.page_size = (int)o->page_size;
     r.max_context = (int)o->context_length;
     return r;
 }
 
+static epx_balance_t balance_of(const char *name) {
+    if (strcmp(name, "round_robin") == 0) return EPX_BALANCE_ROUND_ROBIN;
+    return strcmp(name, "total_tokens") == 0 ? EPX_BALANCE_TOKENS : EPX_BALANCE_REQUESTS;
+}
+
 epx_status_t epx_session_start(epx_session_t *s) {
     epx_cluster_config_t cfg = {
         .size = sizeof cfg, .show_progress = isatty(2), .on_event = pass_event, .on_failure = pass_failure, .ctx = s};
     cfg.rank = rank_config(s->settings);
+    cfg.limit_queue = s->settings->max_queued_requests >= 0;
+    cfg.max_queued = (int)s->settings->max_queued_requests;
+    cfg.balance = balance_of(s->settings->load_balance_method);
     EPX_TRY(epx_cluster_create(&cfg, &s->cluster));
     epx_cluster_status(s->cluster, &s->status);
     return EPX_OK;

@@ -11,6 +11,7 @@
 #define DEMO (1u << EPX_CMD_DEMO)
 #define ALL (SERVE | GENERATE | INFO | DEMO)
 #define AT(field) offsetof(epx_settings_t, field)
+#define NOTED(i) offsetof(epx_settings_t, noted) + (i) * sizeof(int)
 #define I31 2147483647.0
 #define I53 9007199254740992.0
 
@@ -26,11 +27,19 @@ static const epx_option_t options[] = {
      "Run attention data-parallel and only the experts across all ranks. Needed with --dp-size 2 or more."},
     {"ep-size", "ep", EPX_OPTION_INT, AT(ep), 1, 64, NULL, NULL, ALL, "N",
      "Number of ranks that the experts are spread over. Default, and the only legal value: that of --tp-size."},
-    {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx",
-     "deepep|mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
-     "How tokens travel to their experts. pplx: each token goes to the ranks that own its experts and the weighted sum comes "
-     "back. none: every rank sees all tokens (all-gather and reduce-scatter). auto (default): the library chooses; `epx info "
-     "--model-path DIR` says what."},
+    {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx|deepep",
+     "mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
+     "How tokens travel to their experts. pplx, deepep: each token goes to the ranks that own its experts and the weighted sum "
+     "comes back. none: every rank sees all tokens (all-gather and reduce-scatter). auto (default): the library chooses; the "
+     "table at the start and `epx info --model-path DIR` say what."},
+    {"deepep-mode", NULL, EPX_OPTION_CHOICE, AT(deepep_mode), 0, -1, "auto|low_latency|normal", NULL, ALL, NULL,
+     "Of --moe-a2a-backend pplx and deepep. low_latency: one row back for each expert of a token. auto (default): low_latency. "
+     "normal is not built yet."},
+    {"moe-runner-backend", NULL, EPX_OPTION_CHOICE, AT(moe_runner_backend), 0, -1, "auto|deep_gemm",
+     "triton|triton_kernel|cutlass|flashinfer_trtllm|flashinfer_trtllm_routed|flashinfer_cutlass|flashinfer_mxfp4|"
+     "flashinfer_cutedsl|marlin|aiter",
+     ALL, NULL,
+     "Who computes the experts. auto (default) and deep_gemm: this program's grouped products over the rows received."},
     {"a2a-combine", NULL, EPX_OPTION_CHOICE, AT(a2a_combine), 0, -1, "exact|prereduced", NULL, ALL, NULL,
      "exact (default): the answers of a token's experts are added in one order whatever the number of ranks, so results are "
      "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
@@ -40,8 +49,63 @@ static const epx_option_t options[] = {
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
     {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",
      "Requests that run at the same time over all DP ranks; each rank gets its share. Default: 64 a rank."},
-    {"chunked-prefill-size", NULL, EPX_OPTION_INT, AT(chunked_prefill_size), 1, I31, NULL, NULL, ALL, "N",
-     "Prompt tokens computed in one step over all DP ranks; each rank gets its share. Default: 256 a rank."},
+    {"chunked-prefill-size", NULL, EPX_OPTION_INT, AT(chunked_prefill_size), -1, I31, NULL, NULL, ALL, "N",
+     "Prompt tokens computed in one step over all DP ranks; each rank gets its share. -1: prompts are not cut. Default: 256 a "
+     "rank."},
+    {"enable-mixed-chunk", NULL, EPX_OPTION_FLAG, AT(enable_mixed_chunk), 0, -1, NULL, NULL, ALL, NULL,
+     "Steps with prompt chunks also decode. Without it prompts go before decodes."},
+    {"max-prefill-tokens", NULL, EPX_OPTION_INT, AT(max_prefill_tokens), 1, I31, NULL, NULL, ALL, "N",
+     "Prompt tokens that one rank takes up in a step, unless one prompt alone is longer. Default 16384."},
+    {"schedule-policy", NULL, EPX_OPTION_CHOICE, AT(schedule_policy), 0, -1, "fcfs|lpm",
+     "random|dfs-weight|lof|priority|routing-key|hrrn|shortest-prefill-first", ALL, NULL,
+     "Which waiting request is next. fcfs (default): the first. lpm: the one with the longest cached prefix; as fcfs while more "
+     "than 128 wait."},
+    {"schedule-conservativeness", NULL, EPX_OPTION_REAL, AT(schedule_conservativeness), 0.001, 1000, NULL, NULL, ALL, "X",
+     "How much KV is kept free for what running requests may still generate: 0.7 times X of it at first, less with every step. "
+     "Default 1; with --enable-dp-attention X is multiplied by 0.3, as in SGLang."},
+    {"disable-radix-cache", NULL, EPX_OPTION_FLAG, AT(disable_radix_cache), 0, -1, NULL, NULL, ALL, NULL,
+     "Do not keep the KV of earlier requests for later ones with the same beginning."},
+    {"enable-priority-scheduling", NULL, EPX_OPTION_FLAG, AT(enable_priority_scheduling), 0, -1, NULL, NULL, SERVE | DEMO, NULL,
+     "Requests may carry \"priority\"; the larger goes first."},
+    {"mem-fraction-static", NULL, EPX_OPTION_REAL, AT(mem_fraction_static), 0.01, 0.99, NULL, NULL, ALL, "X",
+     "Part of the memory that is free at the start (the control group's limit, or MemAvailable) which weights, KV pool and "
+     "exchange of all local ranks may take together. Default: 0.4 for the KV pools, no more than the requests can use."},
+    {"max-queued-requests", NULL, EPX_OPTION_INT, AT(max_queued_requests), 0, I31, NULL, NULL, SERVE | DEMO, "N",
+     "Requests that may wait at one rank beyond those that may run; more are answered with status 429. Default: no limit but the "
+     "server's 1024 live requests."},
+    {"load-balance-method", NULL, EPX_OPTION_CHOICE, AT(load_balance_method), 0, -1,
+     "auto|round_robin|total_requests|total_tokens", "follow_bootstrap_room|minimum_tokens|shortest_queue", SERVE | DEMO, NULL,
+     "Which DP rank gets a request: in turn, the one with the fewest live requests (auto, default: the same), or with the fewest "
+     "tokens of live requests."},
+    {"stream-interval", NULL, EPX_OPTION_INT, AT(stream_interval), 1, I31, NULL, NULL, SERVE | DEMO, "N",
+     "A stream sends its first token at once, then after every N tokens, and the rest at the end. Default 1."},
+    {"watchdog-timeout", NULL, EPX_OPTION_INT, AT(watchdog_timeout), 1, 86400, NULL, NULL, SERVE | DEMO, "S",
+     "A rank that makes no progress for S seconds says where it is and ends, and the server with it. Default 300. When given it "
+     "is "
+     "also the longest wait of a rank for another, which is 10 s otherwise."},
+    {"decode-log-interval", NULL, EPX_OPTION_INT, AT(decode_log_interval), 1, I31, NULL, NULL, SERVE | DEMO, "N",
+     "Decode steps between two log lines of a rank. Default 40."},
+    {"log-level", NULL, EPX_OPTION_CHOICE, AT(log_level), 0, -1, "debug|info|warning|error", NULL, SERVE | DEMO, NULL,
+     "Log lines of this level and above go to standard error; EPX_LOG in the environment goes first. Default of serve: info."},
+    {"enable-dp-lm-head", NULL, EPX_OPTION_FLAG, AT(enable_dp_lm_head), 0, -1, NULL, NULL, ALL, NULL,
+     "Keep the output matrix within a DP rank's attention group; with one rank in a group, as here, each has the whole matrix."},
+    {"moe-dense-tp-size", NULL, EPX_OPTION_INT, AT(moe_dense_tp_size), 1, 64, NULL, NULL, ALL, "N",
+     "Ranks that share a dense feed-forward layer. Only 1, which is what happens here."},
+    {"disaggregation-mode", NULL, EPX_OPTION_CHOICE, AT(disaggregation_mode), 0, -1, "null|prefill|decode", NULL, ALL, NULL,
+     "null (default): one server does everything. The others are not built yet."},
+    {"trust-remote-code", NULL, EPX_OPTION_NOTED_FLAG, NOTED(0), 0, -1, NULL, NULL, ALL, NULL,
+     "no effect: no code of a checkpoint is ever run"},
+    {"skip-server-warmup", NULL, EPX_OPTION_NOTED_FLAG, NOTED(1), 0, -1, NULL, NULL, ALL, NULL,
+     "no effect: nothing is compiled at run time, so there is no warm-up"},
+    {"cuda-graph-bs", NULL, EPX_OPTION_NOTED_LIST, NOTED(2), 0, -1, NULL, NULL, ALL, "N...", "no effect on the CPU"},
+    {"cuda-graph-max-bs", NULL, EPX_OPTION_NOTED_VALUE, NOTED(3), 0, -1, NULL, NULL, ALL, "N", "no effect on the CPU"},
+    {"cuda-graph-max-bs-decode", NULL, EPX_OPTION_NOTED_VALUE, NOTED(4), 0, -1, NULL, NULL, ALL, "N", "no effect on the CPU"},
+    {"disable-cuda-graph", NULL, EPX_OPTION_NOTED_FLAG, NOTED(5), 0, -1, NULL, NULL, ALL, NULL, "no effect on the CPU"},
+    {"disable-cuda-graph-padding", NULL, EPX_OPTION_NOTED_FLAG, NOTED(6), 0, -1, NULL, NULL, ALL, NULL, "no effect on the CPU"},
+    {"attention-backend", NULL, EPX_OPTION_NOTED_VALUE, NOTED(7), 0, -1, NULL, NULL, ALL, "NAME",
+     "no effect: there is one attention implementation"},
+    {"disable-overlap-schedule", NULL, EPX_OPTION_NOTED_FLAG, NOTED(8), 0, -1, NULL, NULL, ALL, NULL,
+     "no effect: steps are not overlapped with scheduling"},
     {"context-length", NULL, EPX_OPTION_INT, AT(context_length), 1, I31, NULL, NULL, ALL, "N",
      "Longest prompt plus answer, in tokens. Default: max_position_embeddings of config.json."},
     {"max-total-tokens", NULL, EPX_OPTION_INT, AT(max_total_tokens), 1, I53, NULL, NULL, ALL, "N",
@@ -89,6 +153,14 @@ void epx_settings_init(epx_settings_t *s) {
                           .moe_a2a_backend = "auto",
                           .a2a_combine = "exact",
                           .load_format = "auto",
+                          .schedule_policy = "fcfs",
+                          .load_balance_method = "auto",
+                          .deepep_mode = "auto",
+                          .moe_runner_backend = "auto",
+                          .disaggregation_mode = "null",
+                          .schedule_conservativeness = 1,
+                          .max_queued_requests = -1,
+                          .stream_interval = 1,
                           .host = "127.0.0.1",
                           .port = 30000,
                           .shutdown_timeout = 30,

@@ -9,6 +9,8 @@
 
 typedef enum { EPX_CMD_SERVE, EPX_CMD_GENERATE, EPX_CMD_INFO, EPX_CMD_DEMO, EPX_CMD_COUNT } epx_command_t;
 
+enum { EPX_MAX_NOTED = 32 };
+
 /* Unset: NULL, -1 or 0 as said. */
 typedef struct {
     int help;
@@ -19,11 +21,21 @@ typedef struct {
     const char *moe_a2a_backend, *a2a_combine, *load_format;
     const char *host;
     int64_t port;
-    const char *api_key;                                 /* NULL: none */
-    int64_t shutdown_timeout;                            /* seconds */
-    const char *served_model_name;                       /* NULL: model_path */
-    int64_t threads;                                     /* of a rank; 0: cores / tp */
-    int64_t max_running_requests, chunked_prefill_size;  /* over all DP ranks, as in SGLang; 0: the engine's choice */
+    const char *api_key;                                /* NULL: none */
+    int64_t shutdown_timeout;                           /* seconds */
+    const char *served_model_name;                      /* NULL: model_path */
+    int64_t threads;                                    /* of a rank; 0: cores / tp */
+    int64_t max_running_requests, chunked_prefill_size; /* over all DP ranks, as in SGLang; 0: the engine's choice */
+    int64_t max_prefill_tokens, max_queued_requests;    /* of a rank, 0: the engine's choice; -1: no limit */
+    int enable_mixed_chunk, disable_radix_cache, enable_priority_scheduling;
+    const char *schedule_policy, *load_balance_method;
+    double schedule_conservativeness, mem_fraction_static;          /* the latter 0: unset */
+    int64_t stream_interval, decode_log_interval, watchdog_timeout; /* the latter in s, 0: unset */
+    const char *log_level;                                          /* NULL: the command's */
+    const char *deepep_mode, *moe_runner_backend, *disaggregation_mode;
+    int enable_dp_lm_head;
+    int64_t moe_dense_tp_size;                           /* 0: unset */
+    int noted[EPX_MAX_NOTED];                            /* flags without effect that were given */
     int64_t context_length, max_total_tokens, page_size; /* 0: the engine's choice */
     int64_t random_seed;
     const char *prompt, *chat;
@@ -38,6 +50,13 @@ extern const epx_option_table_t epx_settings_table;
 void epx_settings_init(epx_settings_t *s);
 /* Append one line for every setting that cannot work, alone or with the others, naming flag, value and legal values. */
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems);
+/* Append one line for every setting that was read otherwise than it was given, or that has no effect here. */
+epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out);
+/* Most tokens of a rank in one step that the user allows, from EPX_NUM_MAX_DISPATCH_TOKENS_PER_RANK or SGLang's
+ * SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK (then *out_name); 0: not set; -1: not a number. */
+int64_t epx_settings_token_cap(const char **out_name);
+/* Tokens of a rank in one step by these settings; context 0: unknown. */
+int64_t epx_settings_step_tokens(const epx_settings_t *s, int64_t context);
 /* The whole --help text of a command. */
 epx_status_t epx_settings_help(epx_command_t command, epx_str_t *out);
 

@@ -1,12 +1,16 @@
 /* Checks of settings against each other, and of what can be seen without loading anything. All are made, none stops the rest. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "app/settings.h"
+#include "engine/model/model.h"
+#include "engine/runtime/presets.h"
 
-enum { MOST_PER_RANK = 65536 }; /* of the engine's step; epx_rank_check_config holds to it */
+enum { DEFAULT_RUNNING = 64, DEFAULT_CHUNK = 256 }; /* of the engine */
+enum { MOST_PER_RANK = 65536 };                     /* of the engine's step; epx_rank_check_config holds to it */
 
 static int is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
@@ -45,22 +49,93 @@ static epx_status_t check_dp_attention(const epx_settings_t *s, epx_str_t *out) 
     return EPX_OK;
 }
 
-static epx_status_t check_backend(const epx_settings_t *s, epx_str_t *out) {
-    if (s->ep && s->ep != s->tp)
-        EPX_TRY(epx_str_printf(out, "--ep-size %d: the experts are spread over all ranks; legal value with --tp-size %d: %d\n",
-                               (int)s->ep, (int)s->tp, (int)s->tp));
-    if (is(s->moe_a2a_backend, "pplx") && (s->dp < 2 || !s->enable_dp_attention))
-        EPX_TRY(epx_str_printf(
-            out,
-            "--moe-a2a-backend pplx with --dp-size %d%s: it exchanges tokens between data-parallel attention ranks "
-            "and needs --enable-dp-attention with --dp-size 2 or more; legal here: auto, none\n",
-            (int)s->dp, s->enable_dp_attention ? "" : " and no --enable-dp-attention"));
-    return EPX_OK;
+static epx_status_t check_ep(const epx_settings_t *s, epx_str_t *out) {
+    if (s->ep == 0 || s->ep == s->tp) return EPX_OK;
+    return epx_str_printf(out, "--ep-size %d: the experts are spread over all ranks; legal value with --tp-size %d: %d\n",
+                          (int)s->ep, (int)s->tp, (int)s->tp);
+}
+
+static epx_status_t check_mode(const epx_settings_t *s, epx_str_t *out) {
+    const epx_moe_preset_t *p = epx_moe_preset(s->moe_a2a_backend);
+    if (!p->deepep_class || is(s->deepep_mode, "auto") || epx_options_in_list(p->modes, s->deepep_mode)) return EPX_OK;
+    return epx_str_printf(out, "--deepep-mode %s: --moe-a2a-backend %s has %s; legal values: %s, auto\n", s->deepep_mode, p->name,
+                          is(p->name, "pplx") ? "no such mode" : "not that mode yet", p->modes);
+}
+
+static epx_status_t check_parts(const epx_settings_t *s, epx_str_t *out) {
+    if (s->enable_dp_lm_head && !s->enable_dp_attention)
+        EPX_TRY(epx_str_printf(out, "--enable-dp-lm-head needs --enable-dp-attention\n"));
+    if (s->moe_dense_tp_size > 1)
+        EPX_TRY(epx_str_printf(out, "--moe-dense-tp-size %d: dense layers are not divided over ranks yet; legal value: 1\n",
+                               (int)s->moe_dense_tp_size));
+    if (is(s->disaggregation_mode, "null")) return EPX_OK;
+    return epx_str_printf(out,
+                          "--disaggregation-mode %s: serving prompts and answers apart is not built yet; legal value: null\n",
+                          s->disaggregation_mode);
+}
+
+/* ---- tokens of a step ---- */
+
+static const char *const cap_names[] = {"EPX_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"};
+
+int64_t epx_settings_token_cap(const char **out_name) {
+    for (int i = 0; i < 2; i++) {
+        const char *text = getenv(cap_names[i]);
+        char *end;
+        long long v;
+        if (!text || !*text) continue;
+        if (out_name) *out_name = cap_names[i];
+        errno = 0;
+        v = strtoll(text, &end, 10);
+        return errno || *end || v < 1 || v > 2 * MOST_PER_RANK ? -1 : v;
+    }
+    return 0;
+}
+
+int64_t epx_settings_step_tokens(const epx_settings_t *s, int64_t context) {
+    int64_t running = s->max_running_requests ? s->max_running_requests / s->dp : DEFAULT_RUNNING;
+    int64_t chunk = s->chunked_prefill_size ? s->chunked_prefill_size / s->dp : DEFAULT_CHUNK;
+    if (s->chunked_prefill_size < 0) chunk = context;
+    if (s->enable_mixed_chunk) return chunk + running;
+    return chunk > running ? chunk : running;
+}
+
+/* The seed's rule, with the numbers: the cap is derived unless it is set, and then it must be enough for every kind of step. */
+static epx_status_t check_cap(const epx_settings_t *s, int64_t context, epx_str_t *out) {
+    const char *name = NULL;
+    int64_t cap = epx_settings_token_cap(&name), need = epx_settings_step_tokens(s, context);
+    if (cap == 0 || is(s->disaggregation_mode, "decode")) return EPX_OK;
+    if (cap < 0)
+        return epx_str_printf(out, "%s=%s: legal values: integers from 1 to %d\n", name, getenv(name), 2 * MOST_PER_RANK);
+    if (cap >= need) return EPX_OK;
+    return epx_str_printf(
+        out,
+        "%s=%lld: a step of one rank can have %lld tokens (prompt chunk %s, %lld running requests%s); legal values: "
+        "%lld or more, or leave it unset\n",
+        name, (long long)cap, (long long)need, s->chunked_prefill_size < 0 ? "uncut" : "as set",
+        (long long)(s->max_running_requests ? s->max_running_requests / s->dp : DEFAULT_RUNNING),
+        s->enable_mixed_chunk ? ", mixed" : "", (long long)need);
+}
+
+/* What config.json says, when it can be read; else the ranks will say what is wrong with it. */
+static int64_t read_context(const epx_settings_t *s) {
+    epx_model_config_t m;
+    if (!s->model_path || epx_model_config_load(s->model_path, &m) < 0) return 0;
+    return s->context_length && s->context_length < m.max_position ? s->context_length : m.max_position;
+}
+
+static epx_status_t check_chunk(const epx_settings_t *s, int64_t context, epx_str_t *out) {
+    if (s->chunked_prefill_size >= 0 || context <= MOST_PER_RANK) return EPX_OK;
+    return epx_str_printf(
+        out,
+        "--chunked-prefill-size -1: a prompt can have %lld tokens, and a step at most %d; set --context-length to that "
+        "or less, or a chunk size\n",
+        (long long)context, MOST_PER_RANK);
 }
 
 /* Flags that SGLang counts over all DP ranks must leave every rank at least one, and no more than a rank takes. */
 static epx_status_t check_share(const char *flag, int64_t value, int64_t dp, epx_str_t *out) {
-    if (value && (value < dp || value / dp > MOST_PER_RANK))
+    if (value > 0 && (value < dp || value / dp > MOST_PER_RANK))
         return epx_str_printf(out, "--%s %lld: it is shared by %d DP rank%s; legal values: %d to %d\n", flag, (long long)value,
                               (int)dp, dp == 1 ? "" : "s", (int)dp, MOST_PER_RANK * (int)dp);
     return EPX_OK;
@@ -91,10 +166,28 @@ static epx_status_t check_key(const epx_settings_t *s, epx_str_t *out) {
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems) {
     EPX_TRY(check_tp_dp(s, problems));
     EPX_TRY(check_dp_attention(s, problems));
-    EPX_TRY(check_backend(s, problems));
+    int64_t context = read_context(s);
+    EPX_TRY(check_ep(s, problems));
+    EPX_TRY(check_mode(s, problems));
+    EPX_TRY(check_parts(s, problems));
+    EPX_TRY(check_chunk(s, context, problems));
+    EPX_TRY(check_cap(s, context, problems));
     EPX_TRY(check_share("max-running-requests", s->max_running_requests, s->dp, problems));
     EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, s->dp, problems));
     EPX_TRY(check_key(s, problems));
     EPX_TRY(check_model(s, command, problems));
     return command == EPX_CMD_GENERATE ? check_generate(s, problems) : EPX_OK;
+}
+
+epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out) {
+    const epx_moe_preset_t *p = epx_moe_preset(s->moe_a2a_backend);
+    if (p->deepep_class && is(s->deepep_mode, "auto"))
+        EPX_TRY(epx_str_printf(out, "--deepep-mode auto: %s, the mode that gives the same bits in every step\n", p->modes));
+    if (!p->deepep_class && !is(s->deepep_mode, "auto"))
+        EPX_TRY(epx_str_printf(out, "--deepep-mode %s: no effect with --moe-a2a-backend %s\n", s->deepep_mode, p->name));
+    if (p->deepep_class && is(s->moe_runner_backend, "auto"))
+        EPX_TRY(epx_str_append_z(out, "--moe-runner-backend auto: deep_gemm, grouped products over the rows received\n"));
+    if (s->enable_dp_attention && s->dp == 1)
+        EPX_TRY(epx_str_append_z(out, "--enable-dp-attention: no effect with --dp-size 1\n"));
+    return epx_options_notes(&epx_settings_table, s, out);
 }

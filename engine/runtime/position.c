@@ -18,6 +18,7 @@ void epx_rank_position(const epx_rank_t *r, epx_rank_position_t *out) {
     uint64_t word = epx_load_acquire_u64(&r->position);
     *out = (epx_rank_position_t){.phase = names[word & ((1u << PHASE_BITS) - 1)],
                                  .step = epx_load_relaxed_u64(&r->position_step),
+                                 .is_idle = (word & ((1u << PHASE_BITS) - 1)) == EPX_AT_IDLE,
                                  .n_changes = word >> (PHASE_BITS + ROWS_BITS),
                                  .n_rows = (int)(word >> PHASE_BITS & ((1u << ROWS_BITS) - 1))};
 }

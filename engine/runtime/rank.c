@@ -60,22 +60,22 @@ static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
     return epx_model_create(mc, &load, r->ops, &r->model);
 }
 
-static const char *library_backend(const char *name) {
-    return strcmp(name, "pplx") == 0 ? "onesided" : strcmp(name, "none") == 0 ? "collective" : NULL;
-}
-
 static int row_bytes(epx_dtype_t dtype, int hidden) {
     return hidden * (dtype == EPX_F32 ? 4 : dtype == EPX_BF16 || dtype == EPX_F16 ? 2 : 1);
+}
+
+void epx_rank_plan_config(const epx_rank_t *r, epx_plan_config_t *out) {
+    epx_plan_config_init(out);
+    epx_model_plan_config(r->model, out);
+    out->combine = r->cfg.combine;
+    out->backend = epx_moe_preset(r->cfg.moe_a2a_backend)->library;
+    out->timeout_ns = epx_rank_timeout_ns(r);
 }
 
 static epx_status_t make_plan(epx_rank_t *r) {
     epx_plan_config_t pc;
     epx_plan_info_t pi = {.size = sizeof pi};
-    epx_plan_config_init(&pc);
-    epx_model_plan_config(r->model, &pc);
-    pc.combine = r->cfg.combine;
-    pc.backend = library_backend(r->cfg.moe_a2a_backend);
-    pc.timeout_ns = epx_rank_timeout_ns(r);
+    epx_rank_plan_config(r, &pc);
     EPX_TRY(epx_plan_create(r->group, &pc, &r->plan));
     EPX_TRY(epx_plan_info(r->plan, &pi));
     snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
@@ -118,6 +118,15 @@ static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     return EPX_OK;
 }
 
+/* All ranks take what the poorest can have, so that each accepts the same requests. */
+static epx_status_t agree_kv(epx_rank_t *r) {
+    int64_t mine = r->info.kv_tokens, all[EPX_RANK_MAX_TP];
+    EPX_TRY(epx_group_allgather(r->group, &mine, sizeof mine, all, 0));
+    for (int i = 0; i < r->cfg.tp; i++)
+        if (all[i] < r->info.kv_tokens) r->info.kv_tokens = all[i];
+    return EPX_OK;
+}
+
 epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank) {
     epx_status_t s;
     epx_model_config_t mc;
@@ -127,6 +136,8 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     EPX_TRY_GOTO(s, prepare(r, &mc), err_rank);
     EPX_TRY_GOTO(s, make_world(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, load_model(r, &mc), "loading the model"), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_size_kv(r), "sizing the KV cache"), err_rank);
+    EPX_TRY_GOTO(s, agree_kv(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_make_kv(r), "allocating the KV cache"), err_rank);
     EPX_TRY_GOTO(s, make_plan(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_model_set_plan(r->model, r->plan), "allocating expert outputs"), err_rank);

@@ -30,11 +30,13 @@ typedef struct {
     int max_running;         /* requests in a batch of this rank; 0: 64 */
     int chunk_tokens;        /* prefill tokens of this rank per step; 0: 256; -1: whole prompts */
     int max_prefill_tokens;  /* of one step, unless one prompt alone is longer; 0: 16384 */
+    int max_dispatch_tokens; /* of this rank in one step, which the exchange is sized for; 0: what the sizes above need */
     int mixed_chunk;         /* 1: steps with prompt chunks decode too */
     int disable_prefix_cache;
     const char *schedule_policy; /* "fcfs", "lpm" */
     double conservativeness;     /* of admission, see engine/sched/sched.h; 0: 1 */
     double mem_fraction;     /* of the free memory at the start, shared by local ranks: weights + KV + exchange; 0: none is set */
+    int watchdog_s;          /* for the process around the rank: longest step without progress; 0: 300 */
     int decode_log_interval; /* decode steps between two log lines; 0: 40 */
     int64_t max_total_tokens; /* KV capacity of this rank in tokens; 0: from free memory, see docs/models.md */
     int page_size;            /* KV page; 0: 16 */
@@ -138,7 +140,8 @@ void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq);
 typedef struct {
     const char *phase; /* static: "idle", "agreeing on the step", "forward pass", "sampling" */
     uint64_t step, n_changes;
-    int n_rows; /* tokens of this rank in the step */
+    int n_rows;  /* tokens of this rank in the step */
+    int is_idle; /* between steps */
 } epx_rank_position_t;
 void epx_rank_position(const epx_rank_t *r, epx_rank_position_t *out);
 /* Ask for an orderly stop; ranks leave together once all were asked. */

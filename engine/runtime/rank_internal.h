@@ -7,6 +7,7 @@
 #include "engine/kv/store.h"
 #include "engine/model/model.h"
 #include "engine/runtime/generation.h"
+#include "engine/runtime/presets.h"
 #include "engine/runtime/rank.h"
 #include "engine/runtime/rank_test.h"
 #include "engine/sched/sched.h"
@@ -78,7 +79,11 @@ struct epx_rank {
 /* All-gather a status with this thread's message: EPX_OK when every rank is well; else this rank's own error, or EPX_ERR_PEER
  * naming the first rank that failed and its message. Collective. `what` names the stage. */
 epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char *what);
-/* KV pool, storage, scheduler and step arrays (setup.c). */
+/* The exchange that this rank will make; the model is loaded. */
+void epx_rank_plan_config(const epx_rank_t *r, epx_plan_config_t *out);
+/* How many tokens of KV this rank can have: info.kv_tokens (setup.c). */
+epx_status_t epx_rank_size_kv(epx_rank_t *r);
+/* KV pool, storage, scheduler and step arrays for info.kv_tokens (setup.c). */
 epx_status_t epx_rank_make_kv(epx_rank_t *r);
 /* Defaults and legal values of the configuration (setup.c). */
 epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);

@@ -48,8 +48,8 @@ static epx_status_t check_parallel(const epx_rank_config_t *c) {
 static epx_status_t check_names(const epx_rank_config_t *c) {
     const char *b = c->moe_a2a_backend, *l = c->load_format;
     if (!c->model_path) return epx_fail(EPX_ERR_ARG, "model_path is not set");
-    if (!b || (strcmp(b, "auto") && strcmp(b, "none") && strcmp(b, "pplx")))
-        return epx_fail(EPX_ERR_ARG, "moe_a2a_backend is \"%s\", expected auto, none or pplx", b ? b : "(null)");
+    if (!epx_moe_preset(b))
+        return epx_fail(EPX_ERR_ARG, "moe_a2a_backend is \"%s\", expected auto, none, pplx or deepep", b ? b : "(null)");
     if (!l || (strcmp(l, "auto") && strcmp(l, "dummy")))
         return epx_fail(EPX_ERR_ARG, "load_format is \"%s\", expected auto or dummy", l ? l : "(null)");
     if (!c->schedule_policy || (strcmp(c->schedule_policy, "fcfs") && strcmp(c->schedule_policy, "lpm")))
@@ -83,6 +83,8 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     EPX_TRY(check_range("max_running", c->max_running, 65536));
     if (c->chunk_tokens != -1) EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
     EPX_TRY(check_range("max_prefill_tokens", c->max_prefill_tokens, INT32_MAX));
+    EPX_TRY(check_range("max_dispatch_tokens", c->max_dispatch_tokens, 131072));
+    EPX_TRY(check_range("watchdog_s", c->watchdog_s, 86400));
     EPX_TRY(check_range("decode_log_interval", c->decode_log_interval, INT32_MAX));
     EPX_TRY(check_range("max_total_tokens", c->max_total_tokens, (int64_t)1 << 40));
     EPX_TRY(check_range("page_size", c->page_size, 65536));
@@ -107,29 +109,74 @@ epx_status_t epx_rank_plan_steps(epx_rank_t *r) {
     r->sched_cfg.policy = strcmp(c->schedule_policy, "lpm") == 0 ? EPX_SCHED_LPM : EPX_SCHED_FCFS;
     r->sched_cfg.conservativeness = c->conservativeness;
     r->max_rows = epx_sched_max_rows(&r->sched_cfg);
+    if (c->max_dispatch_tokens && c->max_dispatch_tokens < r->max_rows)
+        return epx_fail(EPX_ERR_ARG, "max_dispatch_tokens is %d, expected at least %d: chunk_tokens %d, max_running %d%s",
+                        c->max_dispatch_tokens, r->max_rows, c->chunk_tokens, c->max_running, c->mixed_chunk ? ", mixed" : "");
+    if (c->max_dispatch_tokens) r->max_rows = c->max_dispatch_tokens;
     r->info.chunk_tokens = c->chunk_tokens;
     r->info.max_running = c->max_running;
     r->info.max_tokens = r->max_rows;
     return EPX_OK;
 }
 
+/* Bytes that the exchange will take: the plan, and the rows of expert outputs. */
+static epx_status_t exchange_bytes(const epx_rank_t *r, uint64_t *out_bytes) {
+    const epx_model_config_t *m = epx_model_config(r->model);
+    epx_plan_config_t pc;
+    size_t plan = 0;
+    int first, n_local;
+    epx_rank_plan_config(r, &pc);
+    epx_model_expert_range(m->n_experts, r->cfg.rank, r->cfg.tp, &first, &n_local);
+    EPX_TRY(epx_plan_bytes(&pc, r->cfg.tp, &plan));
+    *out_bytes = plan + (uint64_t)r->cfg.tp * (uint64_t)r->max_rows * (uint64_t)(n_local < m->top_k ? n_local : m->top_k) *
+                            (uint64_t)m->hidden * sizeof(float);
+    return EPX_OK;
+}
+
+/* What --mem-fraction-static leaves to this rank's KV after weights and exchange. */
+static epx_status_t fraction_bytes(const epx_rank_t *r, uint64_t free_bytes, uint64_t *out_bytes) {
+    uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / (uint64_t)r->cfg.tp, exchange = 0;
+    uint64_t weights = epx_model_mapped_bytes(r->model);
+    EPX_TRY(exchange_bytes(r, &exchange));
+    if (weights + exchange >= share)
+        return epx_fail(EPX_ERR_NOMEM,
+                        "mem_fraction is %g: of %" PRIu64 " free bytes this rank, one of %d, gets %" PRIu64
+                        ", but its weights take %" PRIu64 " and its exchange %" PRIu64,
+                        r->cfg.mem_fraction, free_bytes, r->cfg.tp, share, weights, exchange);
+    *out_bytes = share - weights - exchange;
+    return EPX_OK;
+}
+
 /* Tokens of KV for this rank: as asked, when they fit into free memory; else enough for max_running requests of the context (at
- * most KV_CONTEXT_CAP each), but no more than the rank's share of KV_SHARE_PERCENT of free memory. */
+ * most KV_CONTEXT_CAP each), but no more than mem_fraction leaves or, without it, KV_SHARE_PERCENT of the rank's share of free
+ * memory. */
 static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *out_tokens) {
     uint64_t free_bytes = epx_memory_free_bytes();
     int64_t per_request = r->info.max_context < KV_CONTEXT_CAP ? r->info.max_context : KV_CONTEXT_CAP;
     int64_t tokens = r->cfg.max_total_tokens ? r->cfg.max_total_tokens : r->cfg.max_running * per_request;
     uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.tp;
+    if (r->cfg.mem_fraction > 0) EPX_TRY(fraction_bytes(r, free_bytes, &share));
     if (r->cfg.max_total_tokens && (uint64_t)tokens > free_bytes / token_bytes)
         return epx_fail(EPX_ERR_NOMEM, "max_total_tokens is %" PRId64 ": %" PRIu64 " bytes wanted, %" PRIu64 " free", tokens,
                         (uint64_t)tokens * token_bytes, free_bytes);
-    if (!r->cfg.max_total_tokens && (uint64_t)tokens > share / token_bytes) tokens = (int64_t)(share / token_bytes);
+    int bounded = !r->cfg.max_total_tokens || r->cfg.mem_fraction > 0;
+    if (bounded && (uint64_t)tokens > share / token_bytes) tokens = (int64_t)(share / token_bytes);
     if (tokens < r->cfg.page_size)
         return epx_fail(EPX_ERR_NOMEM,
                         "KV: room for %" PRId64 " tokens of %zu bytes, expected at least one page of %d (%" PRIu64 " bytes free)",
                         tokens, token_bytes, r->cfg.page_size, free_bytes);
     *out_tokens = tokens;
     return EPX_OK;
+}
+
+static epx_kv_shape_t kv_shape(const epx_rank_t *r) {
+    const epx_model_config_t *m = epx_model_config(r->model);
+    return (epx_kv_shape_t){m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
+}
+
+epx_status_t epx_rank_size_kv(epx_rank_t *r) {
+    epx_kv_shape_t shape = kv_shape(r);
+    return kv_tokens(r, epx_kv_token_bytes(&shape), &r->info.kv_tokens);
 }
 
 static epx_status_t alloc_step(epx_rank_t *r) {
@@ -148,11 +195,8 @@ static epx_status_t alloc_step(epx_rank_t *r) {
 }
 
 epx_status_t epx_rank_make_kv(epx_rank_t *r) {
-    const epx_model_config_t *m = epx_model_config(r->model);
-    epx_kv_shape_t shape = {m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
-    int64_t tokens = 0;
-    EPX_TRY(kv_tokens(r, epx_kv_token_bytes(&shape), &tokens));
-    int64_t n_pages = tokens / shape.page_size;
+    epx_kv_shape_t shape = kv_shape(r);
+    int64_t n_pages = r->info.kv_tokens / shape.page_size;
     if (n_pages > INT32_MAX) return epx_fail(EPX_ERR_CAPACITY, "KV: %" PRId64 " pages, at most %d", n_pages, INT32_MAX);
     shape.n_pages = (int32_t)n_pages;
     EPX_TRY(epx_kv_pool_create(shape.n_pages, shape.page_size, &r->pool));

@@ -103,15 +103,29 @@ epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t *
     return EPX_OK;
 }
 
+static int is_less_loaded(const epx_cluster_t *c, const epx_front_rank_t *a, const epx_front_rank_t *b) {
+    if (c->cfg.balance == EPX_BALANCE_ROUND_ROBIN) return 0;
+    if (c->cfg.balance == EPX_BALANCE_TOKENS && a->n_live_tokens != b->n_live_tokens) return a->n_live_tokens < b->n_live_tokens;
+    return a->n_live < b->n_live;
+}
+
 /* lock held */
-static int least_loaded(epx_cluster_t *c) {
+static int choose_rank(epx_cluster_t *c) {
     int best = c->next_rank;
     for (int i = 1; i < c->n_ranks; i++) {
         int r = (c->next_rank + i) % c->n_ranks;
-        if (c->ranks[r].n_live < c->ranks[best].n_live) best = r;
+        if (is_less_loaded(c, &c->ranks[r], &c->ranks[best])) best = r;
     }
     c->next_rank = (best + 1) % c->n_ranks;
     return best;
+}
+
+/* lock held */
+static epx_status_t check_queue(const epx_cluster_t *c, int rank) {
+    const epx_front_rank_t *r = &c->ranks[rank];
+    if (!c->cfg.limit_queue || r->n_live < r->info.max_running + c->cfg.max_queued) return EPX_OK;
+    return epx_fail(EPX_ERR_CAPACITY, "the queue is full: rank %d has %d requests; %d may run and %d wait", rank, r->n_live,
+                    r->info.max_running, c->cfg.max_queued);
 }
 
 /* The request goes to its rank first, then the running number to all: a rank that has seen the number n and waits for nothing
@@ -123,11 +137,13 @@ static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, in
     epx_status_t s;
     if (c->state == EPX_CLUSTER_FAILED) return epx_fail(EPX_ERR_PEER, "%s", c->failure);
     if (c->state != EPX_CLUSTER_SERVING) return epx_fail(EPX_ERR_STATE, "the ranks are being stopped");
+    EPX_TRY(check_queue(c, rank));
     numbered.id = entry.id;
     EPX_TRY_GOTO(s, epx_wire_put_request(&frame, &numbered), done);
     EPX_TRY_GOTO(s, epx_live_add(&c->live, &entry), done);
     c->next_id++;
     c->ranks[rank].n_live++;
+    c->ranks[rank].n_live_tokens += req->n_prompt;
     if (c->live.n == 1) wake_reader(c); /* from now on something is expected of the ranks */
     *out_id = entry.id;
     epx_cluster_send(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
@@ -145,7 +161,7 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     if (req->prompt == NULL || req->n_prompt < 1)
         return epx_fail(EPX_ERR_ARG, "n_prompt = %d; a prompt has at least one token", req->n_prompt);
     pthread_mutex_lock(&c->lock);
-    s = submit_locked(c, req, dp_rank < 0 ? least_loaded(c) : dp_rank, out_id);
+    s = submit_locked(c, req, dp_rank < 0 ? choose_rank(c) : dp_rank, out_id);
     pthread_mutex_unlock(&c->lock);
     return s;
 }

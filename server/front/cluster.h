@@ -10,11 +10,21 @@
 
 typedef struct epx_cluster epx_cluster_t;
 
+/* Which DP rank gets a request that names none. */
+typedef enum {
+    EPX_BALANCE_REQUESTS = 0, /* the fewest live requests */
+    EPX_BALANCE_TOKENS,       /* the fewest tokens of live requests, then the fewest requests */
+    EPX_BALANCE_ROUND_ROBIN
+} epx_balance_t;
+
 typedef struct {
     uint32_t size;
     epx_rank_config_t rank; /* the same for every rank; rank.rank and the callbacks are ignored */
     const char *program;    /* executable to spawn; NULL: /proc/self/exe */
-    int show_progress;      /* draw loading progress on stderr */
+    epx_balance_t balance;
+    int limit_queue; /* 1: a rank has at most max_running + max_queued requests; more are EPX_ERR_CAPACITY */
+    int max_queued;
+    int show_progress; /* draw loading progress on stderr */
     /* Events of all requests, in order per request. Reader thread. */
     epx_event_fn on_event;
     void *ctx;
@@ -34,7 +44,7 @@ typedef struct {
 /* Spawn all ranks, wait until every one is ready. *cfg and its strings are borrowed during the call, ctx until destroy.
  * On failure every rank is gone, the message names the rank and its error, and on_failure was not called. */
 epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
-/* Route to dp_rank, or to the DP rank with the fewest live requests when dp_rank is -1. req->id is ignored;
+/* Route to dp_rank, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue is full. req->id is ignored;
  * *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks on a rank.
  * A request that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: the group is lost; the message says why. */
 epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id);

@@ -27,6 +27,7 @@ typedef struct {
     epx_rank_stats_t report;             /* L: the newest unasked one */
     uint64_t *expert_rows;               /* L, owned, [n_layers, n_experts] of that report; NULL before the first */
     int n_live;                          /* L */
+    int64_t n_live_tokens;               /* L: prompts and answers so far of live requests */
     epx_str_t boot_blob;
     int boot_waits; /* gave its blob and waits for the others */
     double progress;

@@ -18,7 +18,7 @@ void epx_cluster_end_live(epx_cluster_t *c, const char *why) {
     pthread_mutex_lock(&c->lock);
     ended = c->live;
     c->live = (epx_live_table_t){0};
-    for (int r = 0; r < c->n_ranks; r++) c->ranks[r].n_live = 0;
+    for (int r = 0; r < c->n_ranks; r++) c->ranks[r].n_live = 0, c->ranks[r].n_live_tokens = 0;
     pthread_mutex_unlock(&c->lock);
     for (size_t i = 0; i < ended.cap; i++) {
         const epx_live_t *at = &ended.slots[i];

@@ -74,8 +74,10 @@ static int note_event(epx_cluster_t *c, int rank, const epx_event_t *ev) {
     pthread_mutex_lock(&c->lock);
     at = epx_live_find(&c->live, ev->id);
     known = at != NULL && at->rank == rank;
+    if (known) c->ranks[rank].n_live_tokens += ev->n_generated - at->n_generated;
     if (known) at->n_generated = ev->n_generated;
     if (known && ev->finish != EPX_FINISH_NONE) {
+        c->ranks[rank].n_live_tokens -= at->n_prompt + at->n_generated;
         epx_live_remove(&c->live, ev->id);
         c->ranks[rank].n_live--;
     }

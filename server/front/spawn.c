@@ -90,7 +90,9 @@ int epx_process_reap(epx_process_t *p, char *out_how, size_t n_bytes) {
     const char *name;
     if (p->pid == 0) return 0;
     if (waitid(P_PID, (id_t)p->pid, &si, WEXITED | WNOHANG) != 0 || si.si_pid == 0) return 0;
-    if (si.si_code == CLD_EXITED) {
+    if (si.si_code == CLD_EXITED && si.si_status == EPX_EXIT_STUCK) {
+        snprintf(out_how, n_bytes, "made no progress for the time of --watchdog-timeout and ended itself");
+    } else if (si.si_code == CLD_EXITED) {
         snprintf(out_how, n_bytes, "ended with exit code %d", si.si_status);
     } else {
         name = sigabbrev_np(si.si_status);

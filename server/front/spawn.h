@@ -7,7 +7,8 @@
 
 #include "base/status.h"
 
-enum { EPX_WORKER_FD = 3 }; /* number of the inherited socket in the worker */
+enum { EPX_EXIT_STUCK = 4 }; /* exit code of a worker whose watchdog has ended it */
+enum { EPX_WORKER_FD = 3 };  /* number of the inherited socket in the worker */
 
 typedef struct {
     pid_t pid; /* 0: not started or reaped */

@@ -193,7 +193,9 @@ static epx_status_t run(epx_worker_t *w, epx_str_t *text) {
     if (s < 0) return report_failure(w, s);
     epx_rank_info(w->rank, &info);
     send_frame(w, EPX_MSG_READY, &info, sizeof info);
-    s = serve(w);
+    s = epx_watchdog_start(w, cfg.rank, cfg.watchdog_s);
+    if (s >= 0) s = serve(w);
+    epx_watchdog_stop(w);
     if (s < 0) report_failure(w, s);
     epx_rank_destroy(w->rank);
     w->rank = NULL;

@@ -159,7 +159,8 @@ static int has_news(const epx_call_t *c) {
         if (ch->closed) continue;
         n_open++;
         n_stop += ch->req->n_stop;
-        n_news += ch->n_tokens > 0 || ch->finish != EPX_FINISH_NONE;
+        n_news += ch->n_tokens >= (ch->n_taken && c->req.stream ? (size_t)c->http->cfg.stream_interval : 1) ||
+                  ch->finish != EPX_FINISH_NONE;
         n_ended += ch->finish != EPX_FINISH_NONE;
         if (ch->finish == EPX_FINISH_ERROR || ch->finish == EPX_FINISH_CANCELLED) return 1;
     }

@@ -19,6 +19,7 @@ typedef struct epx_choice {
     uint64_t id;                      /* [lock] of the cluster; 0: not submitted */
     epx_token_news_t *tokens;         /* [lock] owned: arrived, not yet taken; at most max_new */
     size_t n_tokens, cap_tokens;      /* [lock] */
+    size_t n_taken;                   /* [lock] tokens that were taken */
     epx_finish_t finish;              /* [lock] EPX_FINISH_NONE while it runs */
     int end_token;                    /* [lock] the last token ended the text and is no part of it */
     int cancel_sent, closed;          /* [lock] closed: nobody wants what may still come */

@@ -34,6 +34,7 @@ static void fill_defaults(epx_http_t *h) {
     c->max_connections = or_default(c->max_connections, EPX_HTTP_MAX_CONNECTIONS);
     c->max_live = or_default(c->max_live, EPX_HTTP_MAX_LIVE);
     c->client_timeout_s = or_default(c->client_timeout_s, EPX_HTTP_CLIENT_TIMEOUT_S);
+    c->stream_interval = or_default(c->stream_interval, 1);
     c->keepalive_s = or_default(c->keepalive_s, EPX_HTTP_KEEPALIVE_S);
     h->max_tokens = c->max_context;
     h->longest_token = 1;

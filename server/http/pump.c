@@ -22,6 +22,7 @@ static void take_news(epx_choice_t *ch, news_t *out) {
     out->end_token = ch->end_token;
     out->aborted = ch->aborted && ch->finish == EPX_FINISH_CANCELLED;
     memcpy(out->error, ch->error, sizeof out->error);
+    ch->n_taken += ch->n_tokens;
     ch->tokens = NULL;
     ch->n_tokens = ch->cap_tokens = 0;
     pthread_mutex_unlock(&ch->call->http->lock);

@@ -104,7 +104,7 @@ static void check_configs(void) {
     BAD(ep, 2, EPX_ERR_UNSUPPORTED, "supported: tp = 1");
     BAD(tp, 0, EPX_ERR_ARG, "expected 1 to 64");
     BAD(rank, 1, EPX_ERR_ARG, "expected 0 to");
-    BAD(moe_a2a_backend, "deepep", EPX_ERR_ARG, "\"deepep\", expected auto, none or pplx");
+    BAD(moe_a2a_backend, "mooncake", EPX_ERR_ARG, "\"mooncake\", expected auto, none, pplx or deepep");
     BAD(load_format, "pt", EPX_ERR_ARG, "\"pt\", expected auto or dummy");
     BAD(max_context, 4096, EPX_ERR_ARG, "2048");
     BAD(max_running, -1, EPX_ERR_ARG, "-1");

@@ -26,7 +26,7 @@ typedef struct {
 struct epx_rank {
     int rank, tp;
     long step_ms;
-    int stuck, lost;
+    int stuck, stuck_now, lost;
     fake_request_t live[MAX_LIVE];
     int n_live;
     int idle, stopping;
@@ -84,6 +84,7 @@ void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) {
     out_info->n_ranks = r->tp;
     out_info->mapped_bytes = 1000 + (uint64_t)r->rank;
     out_info->max_context = MAX_PROMPT;
+    out_info->max_running = 1; /* for the front's limit; the played rank itself runs all */
     out_info->n_layers = FAKE_LAYERS;
     out_info->n_experts = FAKE_EXPERTS;
     snprintf(out_info->backend, sizeof out_info->backend, "fake");
@@ -116,6 +117,12 @@ void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq) {
     r->wake_seq = wake_seq;
 }
 
+/* A step that never returns is what the watchdog is for. */
+void epx_rank_position(const epx_rank_t *r, epx_rank_position_t *out) {
+    int stuck_now = __atomic_load_n(&r->stuck_now, __ATOMIC_RELAXED);
+    *out = (epx_rank_position_t){.phase = "played step", .step = 7, .n_rows = 1, .is_idle = !stuck_now};
+}
+
 void epx_rank_stop(epx_rank_t *r) {
     r->stopping = 1;
     r->idle = 0;
@@ -143,6 +150,7 @@ epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
         return epx_fail(EPX_ERR_INTERNAL, "an idle rank was stepped without the next wake (last: %lu)",
                         (unsigned long)r->wake_seq);
     if (r->n_live && r->lost) return epx_fail(EPX_ERR_PEER, "rank 1 does not answer");
+    __atomic_store_n(&r->stuck_now, r->n_live && r->stuck, __ATOMIC_RELAXED);
     while (r->n_live && r->stuck) pause.tv_nsec = 1000000, nanosleep(&pause, NULL);
     if (r->n_live == 0 && r->stopping) return epx_fail(EPX_ERR_ABORTED, "stopped");
     if (r->n_live == 0) {

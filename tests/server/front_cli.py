@@ -72,7 +72,7 @@ def gone(pid, seconds):
 def test_settings():
     expect(run("serve", "--model-path", TINY, "--tp", "3", "--dp", "2"), 2, "--tp-size 3 --dp-size 2", "1, 3")
     expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "foo"), 2, "--moe-a2a-backend foo", "auto, none, pplx")
-    expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "deepep"), 2, "deepep", "not built yet", "auto, none, pplx")
+    expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "mori"), 2, "mori", "not built yet", "auto, none, pplx, deepep")
     expect(run("serve", "--model-pth", TINY), 2, "--model-pth", "did you mean --model-path?")
     expect(run("generate", "--model-path", TINY, "--prompt", "x", "--temperature", "hot"), 2, "--temperature hot", "0 to 100")
     expect(run("generate", "--model-path", "/no/such", "--prompt", "x"), 2, "--model-path /no/such", "No such file")
@@ -256,7 +256,7 @@ def test_demo_terminal():
 
 class Server:
     def __init__(self, *args):
-        self.process = subprocess.Popen([EPX, "serve", "--port", "0", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        self.process = subprocess.Popen([EPX, "serve", "--port", "0", "--log-level", "error", *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
         check("fired up and ready to roll" in self.process.stdout.readline(), "the server starts")
         self.url = self.process.stdout.readline().strip()
@@ -276,6 +276,32 @@ class Server:
         for pid in self.ranks:
             check(gone(pid, 0.1), f"rank process {pid} is gone")
         return errors
+
+
+def test_serve_launch_lines():
+    """The launch line of SGLang's pull request 30756, and the pure-DP line of its test, with only --model-path changed."""
+    line = ("--trust-remote-code --tp 4 --dp 4 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend pplx --deepep-mode low_latency "
+            "--moe-runner-backend deep_gemm --mem-fraction-static 0.85 --max-running-requests 2048 --stream-interval 5 "
+            "--disable-radix-cache --cuda-graph-bs 1 2 4 8 16 32 64 128 256 512 --chunked-prefill-size 512 --skip-server-warmup "
+            "--watchdog-timeout 600")
+    test = ("--trust-remote-code --tp 4 --enable-dp-attention --moe-a2a-backend pplx --deepep-mode low_latency "
+            "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 --dp 4 --max-running-requests 512")
+    for flags, cap, parts in ((line, "512", ("prompt chunk 128, running requests 512, tokens of a step (cap) 512", "DP groups 4",
+                                             "note: --cuda-graph-bs", "note: --trust-remote-code")),
+                              (test, "4096", ("running requests 128, tokens of a step (cap) 4096",))):
+        os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = cap
+        s = Server("--model-path", TINY, "--log-level", "info", *flags.split())
+        del os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]
+        try:
+            body = json.dumps({"model": TINY, "prompt": "17 + 25 =", "max_tokens": 4, "temperature": 0, "stream": True}).encode()
+            request = urllib.request.Request(s.url + "/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=20) as r:
+                check(b"[DONE]" in r.read(), "the stream ends")
+        finally:
+            s.process.send_signal(signal.SIGINT)
+            _, err = s.process.communicate(timeout=20)
+        for part in (*parts, "Prefill batch. #new-seq: 1, #new-token: "):
+            check(part in err, f"the table and the log say {part}", err)
 
 
 def test_serve_stop():

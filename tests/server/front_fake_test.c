@@ -300,6 +300,72 @@ static void test_stop_is_bounded(void **state) {
     assert_true(front_no_children());
 }
 
+/* A step that never ends is said and ended by the rank's own watchdog. */
+static void test_watchdog(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg};
+    int32_t prompt = 1;
+    uint64_t id;
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    cfg.rank.watchdog_s = 1;
+    assert_int_equal(front_open_with(&f, "fake:stuck", 2, &cfg), EPX_OK);
+    id = front_submit(&f, &prompt, 1, 5, 1);
+    assert_true(front_wait_failure(&f));
+    assert_non_null(strstr(f.failure, "rank 1"));
+    assert_non_null(strstr(f.failure, "made no progress"));
+    assert_int_equal(front_result(&f, id)->finish, EPX_FINISH_ERROR);
+    front_close(&f);
+}
+
+static int live_on(int rank) {
+    epx_rank_stats_t stats[3];
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 3), EPX_OK);
+    return stats[rank].n_running;
+}
+
+/* Where requests go: in turn, to the fewest requests, to the fewest tokens. The first rank is loaded by hand. */
+static void test_balance(void **state) {
+    static const struct {
+        epx_balance_t balance;
+        int expect[3];
+    } cases[] = {{EPX_BALANCE_ROUND_ROBIN, {4, 2, 2}}, {EPX_BALANCE_REQUESTS, {3, 3, 2}}, {EPX_BALANCE_TOKENS, {4, 2, 2}}};
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        epx_cluster_config_t cfg = {.size = sizeof cfg, .balance = cases[k].balance};
+        int32_t prompt[1] = {5}, longer[100];
+        for (int i = 0; i < 100; i++) longer[i] = 5;
+        epx_rank_config_init(&cfg.rank);
+        assert_int_equal(front_open_with(&f, "fake:slow", 3, &cfg), EPX_OK);
+        for (int i = 0; i < 2; i++) front_submit(&f, prompt, 1, 500, 0);
+        if (cases[k].balance == EPX_BALANCE_TOKENS) /* 2 requests of 1 token weigh less than one of 100 */
+            for (int r = 1; r < 3; r++) front_submit(&f, longer, 100, 500, r);
+        for (int i = 0; i < (cases[k].balance == EPX_BALANCE_TOKENS ? 2 : 6); i++) front_submit(&f, prompt, 1, 500, -1);
+        if (cases[k].balance == EPX_BALANCE_TOKENS)
+            for (int r = 1; r < 3; r++) front_submit(&f, prompt, 1, 500, r);
+        pause_ms(100);
+        for (int r = 0; r < 3; r++) assert_int_equal(live_on(r), cases[k].expect[r]);
+        front_close(&f);
+    }
+}
+
+static void test_queue_limit(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg, .limit_queue = 1, .max_queued = 2};
+    epx_request_t req = {.n_prompt = 1, .max_new_tokens = 500};
+    int32_t prompt = 5;
+    uint64_t id;
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    assert_int_equal(front_open_with(&f, "fake:slow", 1, &cfg), EPX_OK);
+    req.prompt = &prompt; /* the played rank runs 1 request by its own word */
+    for (int i = 0; i < 3; i++) assert_int_equal(epx_cluster_submit(f.cluster, &req, -1, &id), EPX_OK);
+    assert_int_equal(epx_cluster_submit(f.cluster, &req, -1, &id), EPX_ERR_CAPACITY);
+    assert_non_null(strstr(epx_error_message(), "rank 0 has 3 requests; 1 may run and 2 wait"));
+    epx_cluster_cancel(f.cluster, 1);
+    assert_true(front_wait_ends(&f, 1));
+    assert_int_equal(epx_cluster_submit(f.cluster, &req, -1, &id), EPX_OK);
+    front_close(&f);
+}
+
 static void test_stop_cancels(void **state) {
     int32_t prompt = 1;
     uint64_t id, t0;
@@ -389,7 +455,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_many_requests), cmocka_unit_test(test_idle_ranks),      cmocka_unit_test(test_cancel_and_refusal),
         cmocka_unit_test(test_bad_submit),    cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_rank_stays_stopped),
         cmocka_unit_test(test_killed_rank),   cmocka_unit_test(test_lost_peer),       cmocka_unit_test(test_start_failures),
-        cmocka_unit_test(test_no_program),    cmocka_unit_test(test_stop_is_bounded), cmocka_unit_test(test_stop_cancels),
+        cmocka_unit_test(test_no_program),    cmocka_unit_test(test_stop_is_bounded), cmocka_unit_test(test_watchdog),
+        cmocka_unit_test(test_balance),       cmocka_unit_test(test_queue_limit),     cmocka_unit_test(test_stop_cancels),
         cmocka_unit_test(test_killed_front),  cmocka_unit_test(test_reports)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;

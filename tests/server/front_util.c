@@ -47,17 +47,25 @@ static void on_failure(void *ctx, const char *message) {
 epx_status_t front_open(front_t *f, const char *model_path, int n_ranks) { return front_open_timeout(f, model_path, n_ranks, 0); }
 
 epx_status_t front_open_timeout(front_t *f, const char *model_path, int n_ranks, uint64_t timeout_ns) {
-    epx_cluster_config_t cfg = {.size = sizeof cfg, .on_event = on_event, .on_failure = on_failure, .ctx = f};
+    epx_cluster_config_t cfg = {.size = sizeof cfg};
+    epx_rank_config_init(&cfg.rank);
+    cfg.rank.timeout_ns = timeout_ns;
+    return front_open_with(f, model_path, n_ranks, &cfg);
+}
+
+epx_status_t front_open_with(front_t *f, const char *model_path, int n_ranks, const epx_cluster_config_t *base) {
+    epx_cluster_config_t cfg = *base;
+    cfg.on_event = on_event;
+    cfg.on_failure = on_failure;
+    cfg.ctx = f;
     memset(f, 0, sizeof *f);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->changed, NULL);
-    epx_rank_config_init(&cfg.rank);
     cfg.rank.model_path = model_path;
     cfg.rank.tp = cfg.rank.dp = cfg.rank.ep = n_ranks;
     cfg.rank.moe_a2a_backend = n_ranks > 1 ? "pplx" : "none";
     cfg.rank.load_format = "auto";
     cfg.rank.n_threads = 1;
-    cfg.rank.timeout_ns = timeout_ns;
     return epx_cluster_create(&cfg, &f->cluster);
 }
 

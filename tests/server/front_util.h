@@ -29,6 +29,8 @@ typedef struct {
 epx_status_t front_open(front_t *f, const char *model_path, int n_ranks);
 /* The same with a deadline for every wait of a rank for another. */
 epx_status_t front_open_timeout(front_t *f, const char *model_path, int n_ranks, uint64_t timeout_ns);
+/* The same with further fields of *base, whose rank is initialised. */
+epx_status_t front_open_with(front_t *f, const char *model_path, int n_ranks, const epx_cluster_config_t *base);
 void front_close(front_t *f);
 /* Greedy; the prompt is n_prompt ids. Returns the id. */
 uint64_t front_submit(front_t *f, const int32_t *prompt, int n_prompt, int n_new, int dp_rank);

@@ -21,7 +21,7 @@ class Epx(Server):
     def __init__(self, tp=2):
         parallel = ["--tp", str(tp), "--dp", str(tp), "--enable-dp-attention", "--moe-a2a-backend", "pplx"] if tp > 1 else []
         Server.__init__(self, [EPX, "serve", "--model-path", MODEL, "--served-model-name", NAME, "--port", str(free_port()),
-                               "--max-total-tokens", "16384"] + parallel, r"^http://127\.0\.0\.1:(\d+)", 60)
+                               "--max-total-tokens", "16384", "--log-level", "error"] + parallel, r"^http://127\.0\.0\.1:(\d+)", 60)
 
     def ranks(self):
         children = []

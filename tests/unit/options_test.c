@@ -46,13 +46,21 @@ static void test_forms(void **state) {
     assert_int_equal(got.enable_dp_attention, 1);
     assert_string_equal(got.model_path, "/m");
     assert_string_equal(got.moe_a2a_backend, "pplx");
-    parse_ok(EPX_CMD_SERVE, "--tp-size 3 --tp-s 2 --enable-dp --mod x --po 1 --ep 2 --max-r 8");
+    parse_ok(EPX_CMD_SERVE, "--tp-size 3 --tp-s 2 --enable-dp-a --model x --po 1 --ep 2 --max-r 8 --chunked-p -1 --cuda-graph-bs "
+                            "1 2 4 --trust-r --attention-backend fa3");
     assert_int_equal(got.tp, 2);
     assert_int_equal(got.enable_dp_attention, 1);
     assert_string_equal(got.model_path, "x");
     assert_int_equal(got.port, 1);
     assert_int_equal(got.ep, 2);
     assert_int_equal(got.max_running_requests, 8);
+    assert_int_equal(got.chunked_prefill_size, -1);
+    epx_str_t notes = {0};
+    assert_int_equal(epx_options_notes(&epx_settings_table, &got, &notes), EPX_OK);
+    assert_string_equal(epx_str_z(&notes), "--trust-remote-code: no effect: no code of a checkpoint is ever run\n"
+                                           "--cuda-graph-bs: no effect on the CPU\n"
+                                           "--attention-backend: no effect: there is one attention implementation\n");
+    epx_str_fini(&notes);
     parse_ok(EPX_CMD_GENERATE, "--prompt --tp --top-k -1 --temp 0.5 --min-p=0.25 --chat=a=b");
     assert_string_equal(got.prompt, "--tp");
     assert_int_equal(got.top_k, -1);
@@ -69,9 +77,10 @@ static void test_mistakes(void **state) {
     parse_bad(EPX_CMD_SERVE, "--modle-path x", "unknown flag --modle-path; did you mean --model-path?\n");
     parse_bad(EPX_CMD_SERVE, "--enable-dp-atention --tp 1",
               "unknown flag --enable-dp-atention; did you mean --enable-dp-attention?\n");
-    parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend foo", "--moe-a2a-backend foo: unknown value; legal values: auto, none, pplx\n");
-    parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend deepep",
-              "--moe-a2a-backend deepep: known, but not built yet; legal values: auto, none, pplx\n");
+    parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend foo",
+              "--moe-a2a-backend foo: unknown value; legal values: auto, none, pplx, deepep\n");
+    parse_bad(EPX_CMD_SERVE, "--moe-a2a-backend nixl",
+              "--moe-a2a-backend nixl: known, but not built yet; legal values: auto, none, pplx, deepep\n");
     parse_bad(EPX_CMD_SERVE, "--tp 65", "--tp-size 65: legal values: integers from 1 to 64\n");
     parse_bad(EPX_CMD_SERVE, "--tp two", "--tp-size two: legal values: integers from 1 to 64\n");
     parse_bad(EPX_CMD_SERVE, "--tp=", "--tp-size : legal values: integers from 1 to 64\n");
@@ -79,8 +88,9 @@ static void test_mistakes(void **state) {
     parse_bad(EPX_CMD_SERVE, "--port", "--port needs a value\n");
     parse_bad(EPX_CMD_SERVE, "--enable-dp-attention=1", "--enable-dp-attention=1: this flag takes no value\n");
     parse_bad(EPX_CMD_SERVE, "--m x",
-              "--m is the beginning of more than one flag: --model-path, --moe-a2a-backend, "
-              "--max-running-requests, --max-total-tokens\n");
+              "--m is the beginning of more than one flag: --model-path, --moe-a2a-backend, --moe-runner-backend, "
+              "--max-running-requests, --max-prefill-tokens, --mem-fraction-static, --max-queued-requests, --moe-dense-tp-size, "
+              "--max-total-tokens\n");
     parse_bad(EPX_CMD_GENERATE, "--port 1", "--port is not a flag of this command; it belongs to `epx serve`, `epx demo`\n");
     parse_bad(EPX_CMD_INFO, "model", "unexpected argument \"model\": settings are given as --name value\n");
     parse_bad(EPX_CMD_SERVE, "--", "unexpected argument \"--\": settings are given as --name value\n");
@@ -112,7 +122,13 @@ static void test_validate(void **state) {
     check(EPX_CMD_SERVE, "--model-path / --tp 4 --dp 2 --enable-dp-attention", 1, "attention tensor parallelism", "--dp-size 4");
     check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2", 1, "--enable-dp-attention", NULL);
     check(EPX_CMD_SERVE, "--model-path / --ep 2", 1, "--ep-size 2", "with --tp-size 1: 1");
-    check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx", 1, "--moe-a2a-backend pplx", "legal here: auto, none");
+    check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx", 0, NULL, NULL); /* SGLang wants two DP ranks */
+    check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx --deepep-mode normal", 1, "--deepep-mode normal",
+          "legal values: low_latency, auto");
+    check(EPX_CMD_SERVE, "--model-path / --deepep-mode normal", 0, NULL, NULL); /* only a note */
+    check(EPX_CMD_SERVE, "--model-path / --enable-dp-lm-head", 1, "--enable-dp-lm-head", "--enable-dp-attention");
+    check(EPX_CMD_SERVE, "--model-path / --moe-dense-tp-size 2", 1, "--moe-dense-tp-size 2", "legal value: 1");
+    check(EPX_CMD_SERVE, "--model-path / --disaggregation-mode decode", 1, "--disaggregation-mode decode", "not built yet");
     check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2 --enable-dp-attention --chunked-prefill-size 1", 1,
           "--chunked-prefill-size 1", "2 to 131072");
     check(EPX_CMD_SERVE, "--model-path /no/such/dir", 1, "--model-path /no/such/dir: No such file", NULL);
@@ -120,7 +136,29 @@ static void test_validate(void **state) {
     check(EPX_CMD_GENERATE, "--model-path /", 1, "one of --prompt TEXT and --chat TEXT", NULL);
     check(EPX_CMD_GENERATE, "--model-path / --prompt a --chat b", 1, "only one of", NULL);
     check(EPX_CMD_GENERATE, "--model-path / --prompt a --top-p 0", 1, "--top-p 0", NULL);
-    check(EPX_CMD_SERVE, "--tp 3 --dp 2 --ep 2 --moe-a2a-backend pplx", 5, "--ep-size 2", "--model-path is missing");
+    check(EPX_CMD_SERVE, "--tp 3 --dp 2 --ep 2 --moe-a2a-backend pplx", 4, "--ep-size 2", "--model-path is missing");
+}
+
+/* The token cap: derived when it is not set; else it must hold every kind of step. */
+static void test_cap(void **state) {
+    static const char sglang[] = "SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK", own[] = "EPX_NUM_MAX_DISPATCH_TOKENS_PER_RANK";
+#define FOUR "--model-path / --tp 4 --dp 4 --enable-dp-attention --moe-a2a-backend pplx "
+    (void)state;
+    setenv(sglang, "512", 1); /* the seed's launch line */
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 512 --max-running-requests 2048", 0, NULL, NULL);
+    assert_int_equal(epx_settings_step_tokens(&got, 0), 512);
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 512 --max-running-requests 2048 --enable-mixed-chunk", 1, sglang, "640");
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 4096", 1, sglang, "1024 or more");
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 4096 --disaggregation-mode decode", 1, "--disaggregation-mode",
+          "not built");
+    setenv(own, "1024", 1); /* ours goes first */
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 4096", 0, NULL, NULL);
+    setenv(own, "many", 1);
+    check(EPX_CMD_SERVE, FOUR, 1, own, "integers from 1");
+    unsetenv(own);
+    unsetenv(sglang);
+    check(EPX_CMD_SERVE, FOUR "--chunked-prefill-size 65536 --max-running-requests 4096", 0, NULL, NULL);
+#undef FOUR
 }
 
 /* Every flag of a command is in its help, and no line is wider than a terminal. */
@@ -148,6 +186,7 @@ static int finish(void **state) {
 
 int main(void) {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_forms), cmocka_unit_test(test_mistakes),
-                                              cmocka_unit_test(test_validate), cmocka_unit_test(test_help)};
+                                              cmocka_unit_test(test_validate), cmocka_unit_test(test_cap),
+                                              cmocka_unit_test(test_help)};
     return cmocka_run_group_tests(tests, NULL, finish);
 }
