@@ -137,7 +137,7 @@ typedef enum { EPX_F32 = 0, EPX_BF16 = 1, EPX_F16 = 2, EPX_FP8_E4M3 = 3, EPX_BYT
 
 typedef enum {
     EPX_LAYOUT_LISTS = 0,        /* rows stay where the transport put them; epx_plan_lists() tells where */
-    EPX_LAYOUT_EXPERT_MAJOR = 1, /* [El, W * max_tokens, H], counts[El]; rows past the count are not written */
+    EPX_LAYOUT_EXPERT_MAJOR = 1, /* [El, row_cap, H], counts[El]; rows past the count are not written */
     EPX_LAYOUT_CONTIGUOUS = 2    /* [sum of counts rounded up to align, H], at most info.max_rows rows; pad rows are zero;
                                     epx_plan_offsets() tells where each expert starts */
 } epx_layout_t;
@@ -160,9 +160,10 @@ typedef struct {
     int hidden;                      /* H, >= 1 */
     int top_k;                       /* K, 1 .. EPX_MAX_TOP_K */
     int n_experts;                   /* E, logical experts, >= 1 */
-    int n_slots;                     /* physical slots, >= E; 0: E */
+    int n_slots;                     /* physical slots, >= E; 0: E. With more slots than experts some experts have copies: which of
+                                        them serves a token depends on source rank and token only */
     const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, n_slots % W first ranks get one more */
-    const int *slot_expert;          /* [n_slots] slot -> logical expert; NULL: identity */
+    const int *slot_expert;          /* [n_slots] slot -> logical expert, each at least once; NULL: slot % E */
     uint64_t placement_version;      /* of the two tables above */
     epx_dtype_t token_dtype;         /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
                                         with fp8 tokens those have combine_dtype, which must then be stated, or, when that is
@@ -177,7 +178,8 @@ typedef struct {
     epx_layout_t layout;
     int align;                       /* CONTIGUOUS: rows of an expert are padded to a multiple of this; else 1 */
     epx_combine_t combine;
-    int replicate;                   /* ranks that hold the same tokens (pplx's dp_size); 1: none */
+    int replicate;                   /* this many consecutive ranks hold the same tokens (pplx's dp_size) and all get the
+                                        results, each row is computed once; divides W; 1: none */
     int n_channels;                  /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
     int n_blocks;                    /* GPU blocks per kernel; 0: chosen */
     int renormalize;                 /* masked peers: rescale the remaining weights; 0 */
@@ -189,7 +191,7 @@ typedef struct {
     /* Inputs are read before the call that takes them returns and may be reused then, except epx_plan_input() itself. */
     uint32_t size;               /* sizeof(epx_io_t), set by epx_io_init() */
     const void *x;               /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
-                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, W * max_tokens, H], CONTIGUOUS [rows, H] */
+                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, row_cap, H], CONTIGUOUS [rows, H] */
     const float *x_scale;        /* caller-quantised fp8 only: [T, info.scale_words] words, f32 or UE8M0 codes */
     const int32_t *ids;          /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
     const float *weights;        /* dispatch: [T, K] */
@@ -208,8 +210,9 @@ typedef struct {
     uint32_t size;             /* sizeof, set by the caller */
     const char *backend;       /* "onesided", ... */
     const char *transport;
-    int n_local_experts;       /* El */
-    int row_cap;               /* rows per expert in EXPERT_MAJOR: W * max_tokens */
+    int n_local_experts;       /* El, slots of this rank, of the exchange in flight on channel 0, else of the next */
+    uint64_t placement_version; /* of the same */
+    int row_cap;               /* rows per expert in EXPERT_MAJOR: W / replicate * max_tokens */
     size_t max_rows;           /* rows that dispatch output and expert outputs can have in the plan's layout */
     size_t scale_words;        /* 32-bit words that hold the scales of a row; 0 without an fp8 wire */
     size_t scale_gap;          /* words between neighbouring scale words of a row in io->out_scale */
@@ -223,7 +226,8 @@ typedef struct {
     int n_ranks;                    /* W: filled length of the arrays */
     uint64_t n_dispatches, n_combines;
     /* Routed rows, a property of the ids: the same for every backend. */
-    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) pairs to each rank since create, own included */
+    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) pairs to each rank since create, own included; with
+                                       replicate each pair counts at the rank whose copy is read */
     uint64_t *rows_received;        /* [W] caller's array or NULL: the same from each rank */
     /* Logical bytes that this backend moves to other ranks, since create; 0 for "ref". */
     uint64_t dispatch_bytes;        /* rows, scales and routing tables; a row read in place by r ranks counts r times */
@@ -281,7 +285,11 @@ EPX_API epx_status_t epx_plan_poll(epx_plan_t *p);
 EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
 /* Collective over the living ranks: make an aborted plan usable again. Not built yet: EPX_ERR_UNSUPPORTED. */
 EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
-/* New placement tables, in force from `epoch` on all ranks. Not built yet: EPX_ERR_UNSUPPORTED. */
+/* New placement tables [n_slots] (NULL as in the config), in force for exchanges `epoch`, epoch + 1, ... of every channel; earlier
+ * ones use the old tables. Collective over the group, at the same place between the calls of all ranks; not on the step path. The
+ * caller moves the weights. Returns EPX_ERR_ARG (tables; version not above the present one; an epoch that has begun on some rank),
+ * _CAPACITY (more slots on a rank than any had at create), _STATE (the placement before is not in force yet), _MISMATCH (ranks
+ * gave different things); the failure of one rank is that of all, and nothing has changed. */
 EPX_API epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
                                             uint64_t epoch);
 /* Collective unless the plan was aborted or a peer died: waits (bounded by timeout_ns) until no peer uses the slab. Before

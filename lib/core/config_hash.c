@@ -22,7 +22,7 @@ static const uint64_t FNV_BASIS = UINT64_C(14695981039346656037);
 
 enum { TABLE_UNREAD = 0, TABLE_DEFAULT = 1 };
 
-static uint64_t table_hash(const int *table, int n) {
+uint64_t epx_table_hash(const int *table, int n) {
     return table == NULL ? TABLE_DEFAULT : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
 }
 
@@ -35,8 +35,8 @@ void epx_config_fields(const epx_plan_config_t *c, int with_tables, uint64_t f[E
         (uint64_t)c->top_k,
         (uint64_t)c->n_experts,
         (uint64_t)n_slots,
-        with_tables ? table_hash(c->slot_rank, n_slots) : TABLE_UNREAD,
-        with_tables ? table_hash(c->slot_expert, n_slots) : TABLE_UNREAD,
+        with_tables ? epx_table_hash(c->slot_rank, n_slots) : TABLE_UNREAD,
+        with_tables ? epx_table_hash(c->slot_expert, n_slots) : TABLE_UNREAD,
         c->placement_version,
         (uint64_t)c->token_dtype,
         (uint64_t)c->wire_dtype,

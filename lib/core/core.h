@@ -56,8 +56,11 @@ epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_
 /* Dtype of the result of combine and of the add operand: the token dtype, or, with fp8 tokens, the dtype of the rows that come
  * back; the expert dtype when those are fp8 too. cfg: normalised. */
 epx_dtype_t epx_result_dtype(const epx_plan_config_t *cfg);
-/* Owner of a slot under cfg. */
+/* Owner of a slot under cfg, and the expert in it. */
 int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot);
+int epx_slot_expert(const epx_plan_config_t *cfg, int slot);
+/* The two tables of a normalised config: ranks and experts in range, no expert without a slot. */
+epx_status_t epx_validate_placement(const epx_plan_config_t *cfg, int n_ranks);
 epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io);
 epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);
 epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows);
@@ -65,6 +68,8 @@ epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io);
 
 /* ---- group.c ---- */
 
+/* Room for one record of each rank, for set-up calls. */
+static inline void *epx_group_records(epx_group_t *g) { return g->records; }
 /* All ranks learn whether all succeeded: returns `mine` if negative, else the first other rank's failure, else EPX_OK. */
 epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what);
 
@@ -75,10 +80,23 @@ _Static_assert(EPX_CONFIG_FIELDS * 8 + 8 <= EPX_GROUP_RECORD_BYTES, "the fields 
 /* Every field of a config as one number each, for comparing over ranks. with_tables 0: the two tables are not read, because
  * their length has not been checked. */
 void epx_config_fields(const epx_plan_config_t *cfg, int with_tables, uint64_t out_fields[EPX_CONFIG_FIELDS]);
+/* Hash of a table of n ints; 1 for NULL. */
+uint64_t epx_table_hash(const int *table, int n);
 uint64_t epx_config_hash(const uint64_t fields[EPX_CONFIG_FIELDS]);
 /* EPX_OK when all ranks gave the same; else EPX_ERR_MISMATCH naming the first field that differs, values and ranks.
  * fields_of(ctx, rank) gives a rank's array, or NULL when that rank has none to compare. */
 epx_status_t epx_config_compare(const uint64_t *(*fields_of)(const void *ctx, int rank), const void *ctx, int n_ranks);
+
+/* ---- placement.c ---- */
+
+/* Build the places of a placement from its slot tables and p->alive. */
+void epx_placement_build(epx_plan_t *p, epx_placement_t *pl);
+/* Take the tables of a normalised config. */
+void epx_placement_fill(epx_plan_t *p, const epx_plan_config_t *cfg, uint64_t first_epoch, epx_placement_t *pl);
+/* The placement that exchange `epoch` uses. */
+const epx_placement_t *epx_placement_for(const epx_plan_t *p, uint64_t epoch);
+/* That of the exchange in flight on a channel, else of the next. */
+const epx_placement_t *epx_plan_place(const epx_plan_t *p, int channel);
 
 /* ---- step.c ---- */
 

@@ -73,13 +73,21 @@ static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w
     r->scale_base = take(a, w, sizeof *r->scale_base);
 }
 
+static void carve_placement(const epx_plan_config_t *c, arena_t *a, epx_placement_t *pl) {
+    pl->slot_rank = take(a, (size_t)c->n_slots, sizeof *pl->slot_rank);
+    pl->slot_expert = take(a, (size_t)c->n_slots, sizeof *pl->slot_expert);
+    pl->places = take(a, (size_t)c->n_slots, sizeof *pl->places);
+    pl->first = take(a, (size_t)c->n_experts + 1, sizeof *pl->first);
+}
+
 /* The plan itself is the first part of the block. */
 static void carve(const sizes_t *z, const epx_plan_config_t *c, int n_ranks, arena_t *a, epx_plan_t *p) {
     size_t w = (size_t)n_ranks;
     epx_channel_t unused;
     (void)take(a, 1, sizeof *p);
-    p->expert_rank = take(a, (size_t)c->n_experts, sizeof *p->expert_rank);
-    p->expert_local = take(a, (size_t)c->n_experts, sizeof *p->expert_local);
+    for (int i = 0; i < 2; i++) carve_placement(c, a, &p->placements[i]);
+    p->slot_count = take(a, w, sizeof *p->slot_count);
+    p->alive = take(a, w, sizeof *p->alive);
     p->rows_sent = take(a, w, sizeof *p->rows_sent);
     p->rows_received = take(a, w, sizeof *p->rows_received);
     p->channels = take(a, (size_t)c->n_channels, sizeof *p->channels);
@@ -113,8 +121,9 @@ static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a
     EPX_TRY(epx_slab_layout(c, n_ranks, regions, &z->layout));
     EPX_TRY(most_local(c, n_ranks, &z->n_local_max));
     int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
-    if (!epx_mul_size((size_t)n_ranks, (size_t)c->max_tokens, &rows) || !epx_mul_size(rows, (size_t)per_token, &z->row_max) ||
-        !epx_mul_size(rows, (size_t)z->n_local_max, &slots) || !epx_mul_size(rows, (size_t)c->top_k, &places) ||
+    if (!epx_mul_size((size_t)(n_ranks / c->replicate), (size_t)c->max_tokens, &rows) ||
+        !epx_mul_size(rows, (size_t)per_token, &z->row_max) || !epx_mul_size(rows, (size_t)z->n_local_max, &slots) ||
+        !epx_mul_size(rows * (size_t)c->replicate, (size_t)c->top_k, &places) ||
         !epx_mul_size((size_t)z->n_local_max, (size_t)c->align - 1, &pad) || slots > INT32_MAX || places > INT32_MAX ||
         z->row_max + pad > INT32_MAX)
         return epx_fail(EPX_ERR_CAPACITY,
@@ -152,15 +161,6 @@ epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *o
 
 /* ---- create ---- */
 
-static void place_experts(epx_plan_t *p, const epx_plan_config_t *c, int *count) {
-    for (int s = 0; s < c->n_slots; s++) {
-        int expert = c->slot_expert == NULL ? s : c->slot_expert[s], owner = epx_slot_owner(c, p->n_ranks, s);
-        p->expert_rank[expert] = owner;
-        p->expert_local[expert] = count[owner]++;
-    }
-    p->n_local = count[p->rank];
-}
-
 /* Forms of the rows that the combine half handles. */
 static void set_forms(epx_plan_t *p, const epx_plan_config_t *c) {
     p->expert_form = epx_row_form(c->expert_dtype);
@@ -178,17 +178,15 @@ static size_t scale_gap(const epx_plan_config_t *c, const sizes_t *z, int row_ca
 static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const sizes_t *z, epx_plan_t **out_plan) {
     epx_plan_t carved = {0};
     void *block = NULL;
-    int *count = calloc((size_t)g->n_ranks, sizeof *count);
-    if (count == NULL || posix_memalign(&block, 64, z->private_bytes) != 0) {
-        free(count);
+    if (posix_memalign(&block, 64, z->private_bytes) != 0)
         return epx_fail(EPX_ERR_NOMEM, "private tables: no memory for %zu bytes", z->private_bytes);
-    }
     memset(block, 0, z->private_bytes);
     arena_t a = {block, 0, 1};
     epx_plan_t *p = block;
     carve(z, c, g->n_ranks, &a, &carved);
     *p = carved;
     p->a2a = z->a2a;
+    p->group = g;
     p->net = g->net;
     p->cfg = *c;
     p->cfg.slot_rank = NULL;
@@ -198,13 +196,15 @@ static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const s
     set_forms(p, c);
     p->rank = g->rank;
     p->n_ranks = g->n_ranks;
-    p->row_cap = g->n_ranks * c->max_tokens;
+    p->row_cap = g->n_ranks / c->replicate * c->max_tokens;
+    p->n_local_max = z->n_local_max;
     p->row_max = z->row_max;
     p->max_rows = z->max_rows;
     p->scale_gap = scale_gap(c, z, p->row_cap);
     p->private_bytes = z->private_bytes;
-    place_experts(p, c, count);
-    free(count);
+    memset(p->alive, 1, (size_t)g->n_ranks);
+    epx_placement_fill(p, c, 0, &p->placements[0]);
+    p->placements[1].first_epoch = UINT64_MAX;
     (void)epx_row_kernels(); /* chosen here, not in the first step */
     *out_plan = p;
     return EPX_OK;
@@ -267,7 +267,7 @@ static epx_status_t take_slab(epx_group_t *g, const sizes_t *z, epx_plan_t *p) {
     EPX_TRY(g->net->transport->slab_alloc(g->net, l->total_bytes, &p->slab));
     if (m == NULL) return EPX_OK;
     uint64_t table = l->route_block * 4, scales = l->scale_words * 4, put = table, t = l->max_tokens;
-    uint64_t per_token = p->cfg.combine == EPX_COMBINE_PARTIAL ? 1 : p->row_max / ((uint64_t)g->n_ranks * t);
+    uint64_t per_token = p->cfg.combine == EPX_COMBINE_PARTIAL ? 1 : p->row_max / ((uint64_t)(g->n_ranks / p->cfg.replicate) * t);
     uint64_t dispatch = 2 * table + t * (l->wire_row_bytes + scales), combine = t * per_token * l->combine_row_bytes;
     if (put < l->wire_row_bytes) put = l->wire_row_bytes;
     if (put < l->combine_row_bytes) put = l->combine_row_bytes;
@@ -310,7 +310,9 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
         return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
     out_info->backend = p->a2a->name;
     out_info->transport = p->net->transport->name;
-    out_info->n_local_experts = p->n_local;
+    const epx_placement_t *place = epx_plan_place(p, 0);
+    out_info->n_local_experts = place->n_local;
+    out_info->placement_version = place->version;
     out_info->row_cap = p->row_cap;
     out_info->max_rows = p->max_rows;
     out_info->scale_words = p->layout.scale_words;
@@ -370,12 +372,6 @@ epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_of
 epx_status_t epx_plan_recover(epx_plan_t *p) {
     (void)p;
     return epx_unsupported_call("epx_plan_recover", "destroy the plan and create a new one");
-}
-
-epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
-                                    uint64_t epoch) {
-    (void)p, (void)slot_rank, (void)slot_expert, (void)version, (void)epoch;
-    return epx_unsupported_call("epx_plan_set_placement", "give slot_rank and slot_expert at epx_plan_create()");
 }
 
 /* ---- destroy ---- */

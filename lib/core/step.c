@@ -76,6 +76,7 @@ static epx_status_t leave(epx_plan_t *p, int channel, epx_channel_state_t next, 
 static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     ch->epoch++;
+    ch->place = epx_placement_for(p, ch->epoch);
     ch->n_tokens = io->n_tokens;
     p->n_dispatches++;
     return leave(p, io->channel, EPX_CH_DISPATCH_RECV, p->a2a->dispatch_send(p, io));

@@ -55,14 +55,8 @@ static epx_status_t check_built(const epx_plan_config_t *c) {
         return epx_fail(EPX_ERR_ARG, "align is %d; legal with this layout: 1 (CONTIGUOUS pads the rows of an expert)", c->align);
     if (c->scale_layout == EPX_SCALE_COL_MAJOR && c->layout == EPX_LAYOUT_LISTS)
         return epx_fail(EPX_ERR_ARG, "scale_layout is COL_MAJOR with layout LISTS; legal: ROW_MAJOR, since rows stay in place");
-    EPX_TRY(only_int("replicate", c->replicate, 1));
     EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
     EPX_TRY(only_int("renormalize", c->renormalize, 0));
-    if (c->n_slots != 0 && c->n_slots != c->n_experts) {
-        char value[64];
-        snprintf(value, sizeof value, "%d with n_experts %d (redundant experts)", c->n_slots, c->n_experts);
-        return epx_unsupported_value("n_slots", value, "n_experts or 0");
-    }
     return EPX_OK;
 }
 
@@ -95,7 +89,7 @@ epx_dtype_t epx_result_dtype(const epx_plan_config_t *c) {
     return c->combine_dtype != EPX_FP8_E4M3 ? c->combine_dtype : c->expert_dtype;
 }
 
-static epx_status_t check_placement(const epx_plan_config_t *c, int n_ranks) {
+epx_status_t epx_validate_placement(const epx_plan_config_t *c, int n_ranks) {
     for (int s = 0; c->slot_rank != NULL && s < c->n_slots; s++)
         if (c->slot_rank[s] < 0 || c->slot_rank[s] >= n_ranks)
             return epx_fail(EPX_ERR_ARG, "slot_rank[%d] is %d; legal: 0 to %d", s, c->slot_rank[s], n_ranks - 1);
@@ -105,16 +99,17 @@ static epx_status_t check_placement(const epx_plan_config_t *c, int n_ranks) {
             return epx_fail(EPX_ERR_ARG, "slot_expert[%d] is %d; legal: 0 to %d", s, c->slot_expert[s], c->n_experts - 1);
     uint8_t *seen = calloc((size_t)c->n_experts, 1);
     if (seen == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d bytes", c->n_experts);
-    epx_status_t st = EPX_OK;
-    for (int s = 0; s < c->n_slots && st == EPX_OK; s++) {
-        if (seen[c->slot_expert[s]]++)
-            st = epx_fail(EPX_ERR_UNSUPPORTED,
-                          "slot_expert[%d] is %d, which has another slot (redundant experts are not built yet); legal: "
-                          "each expert once",
-                          s, c->slot_expert[s]);
-    }
+    for (int s = 0; s < c->n_slots; s++) seen[c->slot_expert[s]] = 1;
+    int e = 0;
+    while (e < c->n_experts && seen[e]) e++;
     free(seen);
-    return st;
+    if (e == c->n_experts) return EPX_OK;
+    return epx_fail(EPX_ERR_ARG, "slot_expert has no slot for expert %d; legal: at least one for each of 0 to %d", e,
+                    c->n_experts - 1);
+}
+
+int epx_slot_expert(const epx_plan_config_t *cfg, int slot) {
+    return cfg->slot_expert != NULL ? cfg->slot_expert[slot] : slot % cfg->n_experts;
 }
 
 int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot) {
@@ -132,7 +127,10 @@ epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_
     if (c.n_slots == 0) c.n_slots = c.n_experts;
     if (c.timeout_ns == 0) c.timeout_ns = UINT64_C(10000000000);
     if (c.backend == NULL) c.backend = "auto";
-    EPX_TRY(check_placement(&c, n_ranks));
+    EPX_TRY(epx_validate_placement(&c, n_ranks));
+    if (n_ranks % c.replicate != 0)
+        return epx_fail(EPX_ERR_ARG, "replicate is %d with %d ranks; legal: a divisor of the number of ranks", c.replicate,
+                        n_ranks);
     *out_cfg = c;
     return EPX_OK;
 }
@@ -186,10 +184,10 @@ epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io)
     if (p->layout.n_scales == 0 && io->out_scale != NULL)
         return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3",
                         epx_dtype_name(p->cfg.wire_dtype));
-    if (p->n_local == 0) return EPX_OK;
+    if (epx_plan_place(p, io->channel)->n_local == 0) return EPX_OK;
     int64_t rows = (int64_t)p->max_rows;
     EPX_TRY(need(io->out_x, "out_x", rows * p->cfg.hidden));
-    EPX_TRY(need(io->out_counts, "out_counts", p->n_local));
+    EPX_TRY(need(io->out_counts, "out_counts", epx_plan_place(p, io->channel)->n_local));
     if (p->layout.n_scales) EPX_TRY(need(io->out_scale, "out_scale", rows * (int64_t)p->layout.scale_words));
     return EPX_OK;
 }

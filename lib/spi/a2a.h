@@ -8,6 +8,7 @@
 
 #include "epx/epx.h"
 #include "spi/layout.h"
+#include "spi/place.h"
 #include "spi/rows.h"
 #include "spi/transport.h"
 #include "spi/wait.h"
@@ -35,14 +36,16 @@ typedef struct {
 
 typedef struct {
     epx_channel_state_t state;
-    int n_tokens;   /* T of the exchange in flight */
-    uint64_t epoch; /* of the exchange in flight, or the last one; the first is 1 */
+    int n_tokens;                 /* T of the exchange in flight */
+    uint64_t epoch;               /* of the exchange in flight, or the last one; the first is 1 */
+    const epx_placement_t *place; /* of that exchange */
     epx_lists_t lists;
     epx_routes_t routes;
 } epx_channel_t;
 
 struct epx_plan {
     const epx_a2a_t *a2a;
+    epx_group_t *group;          /* borrowed; for core */
     epx_net_t *net;              /* borrowed from the group */
     epx_slab_t *slab;            /* owned */
     epx_plan_config_t cfg;       /* normalised: no EPX_BYTES, no 0 defaults; tables point into the private block */
@@ -50,13 +53,16 @@ struct epx_plan {
     epx_row_form_t expert_form;  /* rows of expert outputs */
     epx_row_form_t combine_form; /* rows on the wire back */
     epx_slab_layout_t layout;
-    int rank, n_ranks, n_local, row_cap;
+    int rank, n_ranks, row_cap;
+    int n_local_max;  /* most slots of a rank */
     size_t row_max;   /* rows that lists can hold */
     size_t max_rows;  /* rows that dispatch output and expert outputs can have in the plan's layout */
     size_t scale_gap; /* words from a scale of the output to the row's next */
     size_t private_bytes;
-    int32_t *expert_rank;    /* [E] owner */
-    int32_t *expert_local;   /* [E] index at its owner */
+    epx_placement_t placements[2];
+    int newest_placement;
+    int32_t *slot_count;     /* [W] scratch */
+    uint8_t *alive;          /* [W] 0: masked, no part in exchanges */
     epx_channel_t *channels; /* [n_channels] */
     void *backend_block;     /* a2a->private_bytes() of them, zeroed */
 
@@ -83,5 +89,21 @@ struct epx_a2a {
     epx_status_t (*combine_send)(epx_plan_t *p, const epx_io_t *io);
     epx_status_t (*combine_recv)(epx_plan_t *p, const epx_io_t *io);
 };
+
+/* ---- replication: `replicate` consecutive ranks hold the same tokens; the first of them is the source that lists name ---- */
+
+static inline int epx_plan_source(const epx_plan_t *p, int rank) { return rank - rank % p->cfg.replicate; }
+/* The rank whose copy of the tokens of `source` is read by dst: dst itself if it holds them, else one of the holders, spread over
+ * the readers; the next living one where that is masked. -1: none lives. */
+static inline int epx_plan_holder(const epx_plan_t *p, int source, int dst) {
+    int n = p->cfg.replicate, first = dst >= source && dst - source < n ? dst - source : dst % n;
+    for (int i = 0; i < n; i++)
+        if (p->alive[source + (first + i) % n]) return source + (first + i) % n;
+    return -1;
+}
+/* Does this rank's copy of its tokens go to dst? */
+static inline int epx_plan_sends_to(const epx_plan_t *p, int dst) {
+    return p->alive[dst] && epx_plan_holder(p, epx_plan_source(p, p->rank), dst) == p->rank;
+}
 
 #endif

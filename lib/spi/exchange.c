@@ -51,9 +51,13 @@ void epx_exchange_push_routing(epx_plan_t *p, int channel, int dst, const epx_io
     memcpy(epx_slab_put(p->slab, dst, epx_weights_off(l, channel, p->rank), bytes), io->weights, bytes);
 }
 
-static int goes_to(const epx_plan_t *p, const int32_t *ids, int dst) {
-    for (int k = 0; k < p->cfg.top_k; k++)
-        if (ids[k] >= 0 && p->expert_rank[ids[k]] == dst) return 1;
+/* Does token t of this rank, with these ids, have an expert at dst? */
+static int goes_to(const epx_plan_t *p, int channel, size_t t, const int32_t *ids, int dst) {
+    int source = epx_plan_source(p, p->rank);
+    for (int k = 0; k < p->cfg.top_k; k++) {
+        const epx_place_t *at = ids[k] < 0 ? NULL : epx_place_of(p->channels[channel].place, ids[k], source, (uint32_t)t);
+        if (at != NULL && at->rank == dst) return 1;
+    }
     return 0;
 }
 
@@ -63,12 +67,12 @@ void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t 
     const float *scales = epx_exchange_scales(p, channel, p->rank);
     size_t n = (size_t)io->n_tokens, k_max = (size_t)p->cfg.top_k, scale_bytes = l->scale_words * sizeof(float);
     for (size_t t = 0; t < n; t++) {
-        if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
+        if (!all_tokens && !goes_to(p, channel, t, io->ids + t * k_max, dst)) continue;
         char *at = epx_slab_put(p->slab, dst, epx_d_row_off(l, channel, p->rank, t), l->wire_row_bytes);
         memcpy(at, rows + t * l->wire_row_bytes, l->wire_row_bytes);
     }
     for (size_t t = 0; scale_bytes && t < n; t++) { /* apart from the rows, so that both are long runs */
-        if (!all_tokens && !goes_to(p, io->ids + t * k_max, dst)) continue;
+        if (!all_tokens && !goes_to(p, channel, t, io->ids + t * k_max, dst)) continue;
         memcpy(epx_slab_put(p->slab, dst, epx_d_scale_off(l, channel, p->rank, t), scale_bytes), scales + t * l->scale_words,
                scale_bytes);
     }
@@ -80,15 +84,15 @@ static int nth_dst(const epx_plan_t *p, int i) { return (p->rank + 1 + i) % p->n
 /* Does any token of this exchange go to `dst`? For planted mistakes. */
 static int sends_rows_to(const epx_plan_t *p, int channel, int dst) {
     const int32_t *ids = (const int32_t *)(const void *)own(p, epx_ids_off(&p->layout, channel, p->rank));
-    size_t n = (size_t)p->channels[channel].n_tokens * (size_t)p->cfg.top_k;
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] >= 0 && p->expert_rank[ids[i]] == dst) return 1;
+    for (size_t t = 0; t < (size_t)p->channels[channel].n_tokens; t++)
+        if (goes_to(p, channel, t, ids + t * (size_t)p->cfg.top_k, dst)) return 1;
     return 0;
 }
 
 void epx_exchange_flag_dispatch(epx_plan_t *p, int channel) {
     for (int i = 0; i < p->n_ranks; i++) {
         int dst = nth_dst(p, i);
+        if (!p->alive[dst]) continue;
         if (EPX_MUTANT(no_flag_at_zero_rows) && !sends_rows_to(p, channel, dst)) continue;
         epx_slab_signal(p->slab, dst, epx_flag_d_off(&p->layout, channel, p->rank), p->channels[channel].epoch);
     }
@@ -96,7 +100,8 @@ void epx_exchange_flag_dispatch(epx_plan_t *p, int channel) {
 
 void epx_exchange_flag_combine(epx_plan_t *p, int channel) {
     for (int i = 0; i < p->n_ranks; i++)
-        epx_slab_signal(p->slab, nth_dst(p, i), epx_flag_c_off(&p->layout, channel, p->rank), p->channels[channel].epoch);
+        if (p->alive[nth_dst(p, i)])
+            epx_slab_signal(p->slab, nth_dst(p, i), epx_flag_c_off(&p->layout, channel, p->rank), p->channels[channel].epoch);
 }
 
 static epx_wait_t wait_of(epx_plan_t *p, int channel, const char *phase) {
@@ -107,8 +112,10 @@ static epx_wait_t wait_of(epx_plan_t *p, int channel, const char *phase) {
 epx_status_t epx_exchange_wait_dispatch(epx_plan_t *p, int channel) {
     epx_wait_t w = wait_of(p, channel, "dispatch");
     if (EPX_MUTANT(drop_wait_dispatch)) return EPX_OK;
-    for (int i = 0; i < p->n_ranks; i++)
-        EPX_TRY(epx_wait_ge(&w, nth_dst(p, i), epx_flag_d_off(&p->layout, channel, nth_dst(p, i)), w.epoch));
+    for (int i = 0; i < p->n_ranks; i++) {
+        int src = nth_dst(p, i);
+        if (p->alive[src]) EPX_TRY(epx_wait_ge(&w, src, epx_flag_d_off(&p->layout, channel, src), w.epoch));
+    }
     epx_slab_drain(p->slab);
     if (EPX_MUTANT(early_reuse) && p->rank % 2 == 1) EPX_MUTANT_PAUSE();
     return EPX_OK;
@@ -119,6 +126,7 @@ epx_status_t epx_exchange_wait_combine(epx_plan_t *p, int channel) {
     if (EPX_MUTANT(drop_wait_combine)) return EPX_OK;
     for (int i = 0; i < p->n_ranks; i++) {
         int src = nth_dst(p, i);
+        if (!p->alive[src]) continue;
         if (EPX_MUTANT(early_reuse) && !sends_rows_to(p, channel, src)) continue;
         EPX_TRY(epx_wait_ge(&w, src, epx_flag_c_off(&p->layout, channel, src), w.epoch));
     }
@@ -129,9 +137,12 @@ epx_status_t epx_exchange_wait_combine(epx_plan_t *p, int channel) {
 void epx_exchange_open_routing(epx_plan_t *p, int channel) {
     epx_routes_t *r = &p->channels[channel].routes;
     for (int src = 0; src < p->n_ranks; src++) {
-        r->ids[src] = (const int32_t *)(const void *)own(p, epx_ids_off(&p->layout, channel, src));
-        r->weights[src] = (const float *)(const void *)own(p, epx_weights_off(&p->layout, channel, src));
-        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, p->rank, epx_count_off(&p->layout, channel, src));
+        int holder = epx_plan_source(p, src) == src ? epx_plan_holder(p, src, p->rank) : -1;
+        r->n_tokens[src] = 0;
+        if (holder < 0) continue;
+        r->ids[src] = (const int32_t *)(const void *)own(p, epx_ids_off(&p->layout, channel, holder));
+        r->weights[src] = (const float *)(const void *)own(p, epx_weights_off(&p->layout, channel, holder));
+        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, p->rank, epx_count_off(&p->layout, channel, holder));
     }
 }
 
@@ -161,20 +172,39 @@ static uint64_t slot_of(const epx_plan_t *p, int channel, int src, uint64_t toke
     return token;
 }
 
+/* The first living rank of those that want the results of `source`. */
+static int first_member(const epx_plan_t *p, int source) {
+    int m = source;
+    while (!p->alive[m]) m++;
+    return m;
+}
+
+/* The row that the first of them has got goes to the others, too. */
+static void share_row(epx_plan_t *p, int channel, int first, uint64_t plane, uint64_t token, const char *row) {
+    int end = epx_plan_source(p, first) + p->cfg.replicate;
+    if (first != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+    for (int m = first + 1; m < end && !EPX_MUTANT(one_member_served); m++) {
+        if (!p->alive[m]) continue;
+        memcpy(c_slot(p, channel, m, plane, token), row, p->layout.combine_row_bytes);
+        if (m != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+    }
+}
+
 static void send_exact(epx_plan_t *p, int channel, const void *x) {
     epx_channel_t *ch = &p->channels[channel];
     const epx_routes_t *r = &ch->routes;
     size_t h = (size_t)p->cfg.hidden, row_bytes = h * epx_dtype_bytes(p->cfg.expert_dtype);
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
-            int src = (int)r->entries[i].src;
+            int src = (int)r->entries[i].src, to = first_member(p, src);
+            uint64_t slot = slot_of(p, channel, src, r->entries[i].token);
             const char *y = (const char *)x + epx_route_row(ch, e, i) * row_bytes;
-            char *dst = c_slot(p, channel, src, r->entry_k[i], slot_of(p, channel, src, r->entries[i].token));
-            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
+            char *dst = c_slot(p, channel, to, r->entry_k[i], slot);
+            if (EPX_MUTANT(skip_own_rounding) && to == p->rank && p->cfg.combine_dtype == EPX_BF16 &&
                 p->cfg.expert_dtype == EPX_F32)
                 truncate_row((uint16_t *)(void *)dst, (const float *)(const void *)y, h);
             else epx_row_store(dst, &p->combine_form, y, p->cfg.expert_dtype, h);
-            if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+            share_row(p, channel, to, r->entry_k[i], slot, dst);
         }
     }
 }
@@ -203,13 +233,15 @@ static void send_partial(epx_plan_t *p, int channel, const void *x, int all_toke
         for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
             int n = partial_terms(p, r, src, t, x, terms);
             if (n == 0 && !all_tokens) continue;
-            char *dst = c_slot(p, channel, src, (uint64_t)p->rank, slot_of(p, channel, src, t));
+            int to = first_member(p, src);
+            uint64_t slot = slot_of(p, channel, src, t);
+            char *dst = c_slot(p, channel, to, (uint64_t)p->rank, slot);
             epx_row_weighted_sum(dst, &p->combine_form, terms, n, &p->expert_form, NULL, h);
-            if (EPX_MUTANT(skip_own_rounding) && src == p->rank && p->cfg.combine_dtype == EPX_BF16 && h <= EPX_ROW_CHUNK) {
+            if (EPX_MUTANT(skip_own_rounding) && to == p->rank && p->cfg.combine_dtype == EPX_BF16 && h <= EPX_ROW_CHUNK) {
                 epx_row_weighted_sum(sum, &f32, terms, n, &p->expert_form, NULL, h);
                 truncate_row((uint16_t *)(void *)dst, sum, h);
             }
-            if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+            share_row(p, channel, to, (uint64_t)p->rank, slot, dst);
         }
     }
 }
@@ -221,29 +253,32 @@ void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_t
 
 /* Terms of an own token in k order; a repeat of an id names the row of its first place. */
 static int exact_terms(const epx_plan_t *p, int channel, size_t t, epx_row_term_t *terms) {
-    const epx_routes_t *r = &p->channels[channel].routes;
+    const epx_channel_t *ch = &p->channels[channel];
+    int source = epx_plan_source(p, p->rank), n = 0;
     size_t k_max = (size_t)p->cfg.top_k;
-    const int32_t *ids = r->ids[p->rank] + t * k_max;
-    int n = 0;
+    const int32_t *ids = ch->routes.ids[source] + t * k_max;
     for (size_t i = 0; i < k_max; i++) {
         size_t k = EPX_MUTANT(wrong_k_order) ? k_max - 1 - i : i, first = 0;
-        if (ids[k] < 0) continue;
+        if (ids[k] < 0 || epx_place_of(ch->place, ids[k], source, (uint32_t)t) == NULL) continue;
         while (ids[first] != ids[k]) first++;
         terms[n].row = c_row(p, channel, first, t);
-        terms[n++].weight = r->weights[p->rank][t * k_max + k];
+        terms[n++].weight = ch->routes.weights[source][t * k_max + k];
     }
     return n;
 }
 
-/* Terms of an own token in rank order: the ranks that own an expert of it, or all. */
+/* Terms of an own token in rank order: the ranks that compute an expert of it, or all. */
 static int partial_sum_terms(const epx_plan_t *p, int channel, size_t t, int all_tokens) {
-    const epx_routes_t *r = &p->channels[channel].routes;
-    const int32_t *ids = r->ids[p->rank] + t * (size_t)p->cfg.top_k;
-    int n = 0;
-    for (int k = 0; k < p->cfg.top_k; k++)
-        if (ids[k] >= 0) r->stamp[p->expert_rank[ids[k]]] = t + 1;
+    const epx_channel_t *ch = &p->channels[channel];
+    const epx_routes_t *r = &ch->routes;
+    int source = epx_plan_source(p, p->rank), n = 0;
+    const int32_t *ids = r->ids[source] + t * (size_t)p->cfg.top_k;
+    for (int k = 0; k < p->cfg.top_k; k++) {
+        const epx_place_t *at = ids[k] < 0 ? NULL : epx_place_of(ch->place, ids[k], source, (uint32_t)t);
+        if (at != NULL) r->stamp[at->rank] = t + 1;
+    }
     for (int src = 0; src < p->n_ranks; src++)
-        if (all_tokens || r->stamp[src] == t + 1) r->terms[n++].row = c_row(p, channel, (uint64_t)src, t);
+        if ((all_tokens && p->alive[src]) || r->stamp[src] == t + 1) r->terms[n++].row = c_row(p, channel, (uint64_t)src, t);
     return n;
 }
 

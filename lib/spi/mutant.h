@@ -19,7 +19,9 @@
  * | hash_skips_field     | top_k is not compared over ranks at create                                                 |
  * | channels_share_rows  | combine rows of every channel go to the region of channel 0                                |
  * | contiguous_unpadded  | CONTIGUOUS ignores align                                                                   |
- * | scales_row_major     | COL_MAJOR scales are written row by row                                                    | */
+ * | scales_row_major     | COL_MAJOR scales are written row by row                                                    |
+ * | replica_ignores_token | the receiver picks a copy of an expert by another rule than the sender                    |
+ * | one_member_served    | results go to the first of the ranks that hold a token only                                | */
 #ifndef EPX_SPI_MUTANT_H
 #define EPX_SPI_MUTANT_H
 

@@ -8,35 +8,37 @@
 static void clear_stamps(uint64_t *stamp, int n) { memset(stamp, 0, (size_t)n * sizeof *stamp); }
 
 uint64_t epx_route_count_sent(epx_plan_t *p, const epx_io_t *io, uint64_t *rows) {
-    uint64_t *stamp = p->channels[io->channel].routes.stamp, remote = 0;
-    int k_max = p->cfg.top_k;
+    const epx_channel_t *ch = &p->channels[io->channel];
+    uint64_t *stamp = ch->routes.stamp, remote = 0;
+    int k_max = p->cfg.top_k, source = epx_plan_source(p, p->rank);
     clear_stamps(stamp, p->n_ranks);
     for (int t = 0; t < io->n_tokens; t++) {
         for (int k = 0; k < k_max; k++) {
             int32_t id = io->ids[(size_t)t * (size_t)k_max + (size_t)k];
-            if (id < 0) continue;
-            int r = p->expert_rank[id];
-            if (stamp[r] == (uint64_t)t + 1) continue;
-            stamp[r] = (uint64_t)t + 1;
-            rows[r]++;
-            remote += r != p->rank;
+            const epx_place_t *at = id < 0 ? NULL : epx_place_of(ch->place, id, source, (uint32_t)t);
+            if (at == NULL || stamp[at->rank] == (uint64_t)t + 1 || !epx_plan_sends_to(p, at->rank)) continue;
+            stamp[at->rank] = (uint64_t)t + 1;
+            rows[at->rank]++;
+            remote += at->rank != p->rank;
         }
     }
     return remote;
 }
 
-/* Local expert of an id, or -1. */
-static int local_expert(const epx_plan_t *p, int32_t id) {
-    if (id < 0 || p->expert_rank[id] != p->rank) return -1;
-    int e = p->expert_local[id];
-    if (EPX_MUTANT(off_by_one_expert)) e = (e + 1) % p->n_local;
-    return e;
+/* Local expert that computes an id for a token, or -1. */
+static int local_expert(const epx_plan_t *p, const epx_channel_t *ch, int32_t id, int src, uint32_t t) {
+    if (EPX_MUTANT(replica_ignores_token)) t = (uint32_t)p->rank;
+    const epx_place_t *at = id < 0 ? NULL : epx_place_of(ch->place, id, src, t);
+    if (at == NULL || at->rank != p->rank) return -1;
+    if (EPX_MUTANT(off_by_one_expert)) return (at->local + 1) % ch->place->n_local;
+    return at->local;
 }
 
 static int source_at(const epx_plan_t *p, int i) { return EPX_MUTANT(list_unordered) ? (i + p->rank) % p->n_ranks : i; }
 
 /* Rows per local expert into expert_off[e + 1], and rows_received. */
-static void count_rows(epx_plan_t *p, epx_routes_t *r) {
+static void count_rows(epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
     int k_max = p->cfg.top_k;
     uint64_t serial = 0;
     for (int src = 0; src < p->n_ranks; src++) {
@@ -45,14 +47,14 @@ static void count_rows(epx_plan_t *p, epx_routes_t *r) {
             int any = 0;
             serial++;
             for (int k = 0; k < k_max; k++) {
-                int e = local_expert(p, ids[k]);
+                int e = local_expert(p, ch, ids[k], src, t);
                 if (e < 0) continue;
                 any = 1;
                 if (r->stamp[e] == serial) continue;
                 r->stamp[e] = serial;
                 r->expert_off[e + 1]++;
             }
-            p->rows_received[src] += (uint64_t)any;
+            if (any) p->rows_received[epx_plan_holder(p, src, p->rank)]++;
         }
     }
 }
@@ -64,7 +66,7 @@ static void place_token(epx_plan_t *p, epx_channel_t *ch, int src, uint32_t t) {
     const int32_t *ids = r->ids[src] + (size_t)t * (size_t)k_max;
     int32_t *row_of = r->row_of + (size_t)src * p->layout.route_block + (size_t)t * (size_t)k_max;
     for (int k = 0; k < k_max; k++) {
-        int e = local_expert(p, ids[k]), first = 0;
+        int e = local_expert(p, ch, ids[k], src, t), first = 0;
         row_of[k] = -1;
         if (e < 0) continue;
         while (ids[first] != ids[k]) first++;
@@ -84,7 +86,7 @@ static void place_token(epx_plan_t *p, epx_channel_t *ch, int src, uint32_t t) {
 static void rows_to_layout(epx_plan_t *p, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
     size_t k_max = (size_t)p->cfg.top_k;
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             int src = (int)r->entries[i].src;
             const int32_t *ids = r->ids[src] + r->entries[i].token * k_max;
@@ -96,10 +98,11 @@ static void rows_to_layout(epx_plan_t *p, epx_channel_t *ch) {
 }
 
 /* Where each expert's rows start in the output. */
-static void lay_out(const epx_plan_t *p, epx_routes_t *r) {
+static void lay_out(const epx_plan_t *p, epx_channel_t *ch) {
+    epx_routes_t *r = &ch->routes;
     int32_t align = EPX_MUTANT(contiguous_unpadded) ? 1 : p->cfg.align;
     r->out_off[0] = 0;
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         int32_t n = r->expert_off[e + 1] - r->expert_off[e];
         if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) n = p->row_cap;
         if (p->cfg.layout == EPX_LAYOUT_CONTIGUOUS) n = (n + align - 1) / align * align;
@@ -109,25 +112,25 @@ static void lay_out(const epx_plan_t *p, epx_routes_t *r) {
 
 void epx_route_build(epx_plan_t *p, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
-    clear_stamps(r->stamp, p->n_local);
-    memset(r->expert_off, 0, ((size_t)p->n_local + 1) * sizeof *r->expert_off);
-    count_rows(p, r);
-    for (int e = 0; e < p->n_local; e++) r->expert_off[e + 1] += r->expert_off[e];
+    clear_stamps(r->stamp, ch->place->n_local);
+    memset(r->expert_off, 0, ((size_t)ch->place->n_local + 1) * sizeof *r->expert_off);
+    count_rows(p, ch);
+    for (int e = 0; e < ch->place->n_local; e++) r->expert_off[e + 1] += r->expert_off[e];
     for (int i = 0; i < p->n_ranks; i++) {
         int src = source_at(p, i);
         for (uint32_t t = 0; t < r->n_tokens[src]; t++) place_token(p, ch, src, t);
     }
     /* place_token() moved every start to its end, which is the next expert's start. */
-    for (int e = p->n_local; e > 0; e--) r->expert_off[e] = r->expert_off[e - 1];
+    for (int e = ch->place->n_local; e > 0; e--) r->expert_off[e] = r->expert_off[e - 1];
     r->expert_off[0] = 0;
-    lay_out(p, r);
+    lay_out(p, ch);
     if (p->cfg.layout != EPX_LAYOUT_LISTS) rows_to_layout(p, ch);
 }
 
 void epx_route_lists(epx_plan_t *p, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
-    ch->lists.n_local_experts = p->n_local;
-    ch->lists.n_rows = r->expert_off[p->n_local];
+    ch->lists.n_local_experts = ch->place->n_local;
+    ch->lists.n_rows = r->expert_off[ch->place->n_local];
     ch->lists.expert_off = r->expert_off;
     ch->lists.entries = r->entries;
     ch->lists.row_base = r->row_base;
@@ -167,7 +170,7 @@ static void pad_rows(const epx_plan_t *p, const epx_routes_t *r, int e, const ep
 static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
     epx_routes_t *r = &ch->routes;
     size_t row_bytes = p->layout.wire_row_bytes;
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         for (int32_t i = r->expert_off[e]; i < r->expert_off[e + 1]; i++) {
             epx_list_entry_t en = r->entries[i];
             size_t row = epx_route_row(ch, e, i);
@@ -199,6 +202,6 @@ void epx_route_output(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
     const epx_routes_t *r = &ch->routes;
     if (p->cfg.layout != EPX_LAYOUT_LISTS) pack_rows(p, ch, io);
     if (io->out_counts != NULL)
-        for (int e = 0; e < p->n_local; e++) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
+        for (int e = 0; e < ch->place->n_local; e++) io->out_counts[e] = r->expert_off[e + 1] - r->expert_off[e];
     if (io->out_histogram != NULL) histogram(p, r, io->out_histogram);
 }

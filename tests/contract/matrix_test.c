@@ -76,14 +76,24 @@ typedef struct {
     epx_world_t *world;    /* of such a rank */
 } matrix_t;
 
-/* Where the experts lie: even, scattered over the ranks, or scattered with the slots in another order. */
+/* Where the experts lie: even; scattered over the ranks; scattered with the slots in another order; copies of experts in order;
+ * scattered copies, of some experts many. */
 static void fill_placement(th_shape_t *s, int which, uint64_t seed, int *slot_rank, int *slot_expert) {
-    for (int i = 0; i < s->n_experts; i++) {
+    int n = s->n_experts, e = n;
+    s->n_slots = which >= 3 ? n + n / 2 + 1 : n;
+    for (int i = 0; i < s->n_slots; i++) {
         slot_rank[i] = (int)(th_mix(seed, (uint64_t)i) % (uint64_t)s->n_ranks);
-        slot_expert[i] = s->n_experts - 1 - i;
+        slot_expert[i] = i < n ? n - 1 - i : (int)(th_mix(seed ^ 0xC09, (uint64_t)i) % (uint64_t)(e < 3 ? e : 3));
     }
-    s->slot_rank = which >= 1 ? slot_rank : NULL;
-    s->slot_expert = which >= 2 ? slot_expert : NULL;
+    s->slot_rank = which == 1 || which == 2 || which == 4 ? slot_rank : NULL;
+    s->slot_expert = which == 2 || which == 4 ? slot_expert : NULL;
+}
+
+/* Some cases give the same tokens to several ranks. */
+static int replicate_of(int n_ranks, int idx) {
+    if (idx % 3 != 1) return 1;
+    if (n_ranks == 8 && idx % 2) return 4;
+    return n_ranks % 2 ? n_ranks : 2;
 }
 
 static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
@@ -94,6 +104,7 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
     th_case_t c = {.backend = m->backends[v[DIM_BACKEND]], .opts = opts_values[v[DIM_OPTS]], .n_steps = m->n_steps};
     c.seed = th_seed() + (uint64_t)idx * 1009;
     c.shape = (th_shape_t){.n_ranks = w_values[v[DIM_W]],
+                           .replicate = replicate_of(w_values[v[DIM_W]], idx),
                            .max_tokens = shape_values[v[DIM_SHAPE]].max_tokens,
                            .hidden = shape_values[v[DIM_SHAPE]].hidden,
                            .top_k = shape_values[v[DIM_SHAPE]].top_k,
@@ -108,7 +119,7 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
                            .scale_block = scales[2],
                            .align = v[DIM_LAYOUT] == EPX_LAYOUT_CONTIGUOUS ? align_values[idx % 3] : 1,
                            .mode = v[DIM_COMBINE] ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
-    fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
+    fill_placement(&c.shape, (idx + idx / 5) % 5, c.seed, slot_rank, slot_expert);
     if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend))
         return th_case_refused(r, g, &c, "one process");
     return th_case_run(r, g, &c);

@@ -87,7 +87,7 @@ static int batch_make(const th_shape_t *s, th_kind_t kind, uint64_t seed, int ra
 int th_batches_make(const th_shape_t *s, th_kind_t kind, uint64_t seed, th_batch_t *out_batches) {
     memset(out_batches, 0, (size_t)s->n_ranks * sizeof *out_batches);
     for (int r = 0; r < s->n_ranks; r++) {
-        if (batch_make(s, kind, seed, r, &out_batches[r]) == 0) continue;
+        if (batch_make(s, kind, seed, r / th_replicate(s) * th_replicate(s), &out_batches[r]) == 0) continue;
         th_batches_fini(s, out_batches);
         return -1;
     }

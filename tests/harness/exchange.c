@@ -30,11 +30,13 @@ static const char *layout_name(epx_layout_t l) {
 
 const char *th_case_text(const th_case_t *c, char *out, size_t n_bytes) {
     const th_shape_t *s = &c->shape;
-    snprintf(out, n_bytes, "%s W=%d %s->%s/%s/%s %s %s E=%d K=%d H=%d T<=%d scales=%d/%d/%d align=%d opts=%u seed=%llu%s%s",
-             c->backend ? c->backend : "auto", s->n_ranks, th_dtype_name(s->token), th_dtype_name(s->wire),
-             th_dtype_name(s->expert), th_dtype_name(s->combine), layout_name(s->layout), mode_name(s->mode), s->n_experts,
-             s->top_k, s->hidden, s->max_tokens, s->scale_format, s->scale_layout, th_scale_block(s), s->align, c->opts,
-             (unsigned long long)c->seed, s->slot_rank ? " slot_rank" : "", s->slot_expert ? " slot_expert" : "");
+    snprintf(
+        out, n_bytes,
+        "%s W=%d %s->%s/%s/%s %s %s E=%d K=%d H=%d T<=%d scales=%d/%d/%d align=%d slots=%d replicate=%d opts=%u seed=%llu%s%s",
+        c->backend ? c->backend : "auto", s->n_ranks, th_dtype_name(s->token), th_dtype_name(s->wire), th_dtype_name(s->expert),
+        th_dtype_name(s->combine), layout_name(s->layout), mode_name(s->mode), s->n_experts, s->top_k, s->hidden, s->max_tokens,
+        s->scale_format, s->scale_layout, th_scale_block(s), s->align, th_n_slots(s), th_replicate(s), c->opts,
+        (unsigned long long)c->seed, s->slot_rank ? " slot_rank" : "", s->slot_expert ? " slot_expert" : "");
     return out;
 }
 
@@ -45,7 +47,9 @@ void th_plan_config(const th_case_t *c, epx_plan_config_t *out_cfg) {
     out_cfg->hidden = s->hidden;
     out_cfg->top_k = s->top_k;
     out_cfg->n_experts = s->n_experts;
-    out_cfg->n_slots = s->slot_rank || s->slot_expert ? s->n_experts : 0;
+    out_cfg->n_slots = s->n_slots || s->slot_rank || s->slot_expert ? th_n_slots(s) : 0;
+    out_cfg->replicate = th_replicate(s);
+    out_cfg->renormalize = s->renormalize;
     out_cfg->slot_rank = s->slot_rank;
     out_cfg->slot_expert = s->slot_expert;
     out_cfg->token_dtype = s->token;
@@ -307,9 +311,9 @@ int th_step_begin(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_
     if (th_oracle(&c->shape, o->batches, rank, (c->opts & TH_ADD) != 0, &o->want) != 0) goto err_memory;
     o->n_local = info.n_local_experts;
     o->row_cap = info.row_cap;
-    if (o->n_local != o->want.n_local || o->row_cap != c->shape.n_ranks * c->shape.max_tokens) {
-        th_fail(r, "plan info: %d local experts, %d rows; wanted %d, %d", o->n_local, o->row_cap, o->want.n_local,
-                c->shape.n_ranks * c->shape.max_tokens);
+    int row_cap = c->shape.n_ranks / th_replicate(&c->shape) * c->shape.max_tokens;
+    if (o->n_local != o->want.n_local || o->row_cap != row_cap) {
+        th_fail(r, "plan info: %d local experts, %d rows; wanted %d, %d", o->n_local, o->row_cap, o->want.n_local, row_cap);
         goto err_open;
     }
     open_buffers(c, o, &info);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "tests/harness/batch.h"
 
 static const float FP8_MAX = 448.0f;
 static const float AMAX_FLOOR = 1e-12f, AMAX_CEIL = 3.402823466e+38f; /* docs/protocol.md, arithmetic */
@@ -119,19 +120,49 @@ void th_expert_row(const th_shape_t *s, int expert, const void *row, const uint3
     }
 }
 
+int th_n_slots(const th_shape_t *s) { return s->n_slots ? s->n_slots : s->n_experts; }
+
+int th_replicate(const th_shape_t *s) { return s->replicate ? s->replicate : 1; }
+
+static int is_dead(const th_shape_t *s, int rank) { return s->dead >> rank & 1u; }
+
 static int slot_rank_of(const th_shape_t *s, int slot) {
     if (s->slot_rank) return s->slot_rank[slot];
-    int base = s->n_experts / s->n_ranks, extra = s->n_experts % s->n_ranks;
+    int base = th_n_slots(s) / s->n_ranks, extra = th_n_slots(s) % s->n_ranks;
     int in_long = extra * (base + 1); /* slots on ranks that have one more */
     return slot < in_long ? slot / (base + 1) : extra + (slot - in_long) / base;
 }
 
-static int expert_of(const th_shape_t *s, int slot) { return s->slot_expert ? s->slot_expert[slot] : slot; }
+static int expert_of(const th_shape_t *s, int slot) { return s->slot_expert ? s->slot_expert[slot] : slot % s->n_experts; }
 
-int th_owner(const th_shape_t *s, int expert) {
-    for (int slot = 0; slot < s->n_experts; slot++)
-        if (expert_of(s, slot) == expert) return slot_rank_of(s, slot);
+/* The slot that computes expert e for token t of source q: the n-th of its living slots, n by a hash; -1: none. */
+static int serving_slot(const th_shape_t *s, int e, int q, int t) {
+    int n = 0, slot = 0;
+    for (int i = 0; i < th_n_slots(s); i++) n += expert_of(s, i) == e && !is_dead(s, slot_rank_of(s, i));
+    if (n == 0) return -1;
+    uint64_t h = th_mix((uint64_t)q << 32 | (uint64_t)t, 0) >> 32;
+    for (int skip = (int)(h * (uint64_t)n >> 32);; slot++)
+        if (expert_of(s, slot) == e && !is_dead(s, slot_rank_of(s, slot)) && skip-- == 0) return slot;
+}
+
+static int serving_rank(const th_shape_t *s, int e, int q, int t) {
+    int slot = e < 0 ? -1 : serving_slot(s, e, q, t);
+    return slot < 0 ? -1 : slot_rank_of(s, slot);
+}
+
+/* Tokens are those of the first rank of each group of `replicate`; all of them hold the same. */
+static int source_of(const th_shape_t *s, int rank) { return rank / th_replicate(s) * th_replicate(s); }
+
+/* Whose copy `reader` reads: its own, else holder number reader % replicate, or the next living one. */
+static int holder_of(const th_shape_t *s, int source, int reader) {
+    int n = th_replicate(s), at = source_of(s, reader) == source ? reader : source + reader % n;
+    for (int i = 0; i < n; i++, at = source + (at - source + 1) % n)
+        if (!is_dead(s, at)) return at;
     return -1;
+}
+
+static int n_tokens_of(const th_shape_t *s, const th_batch_t *batches, int q, int reader) {
+    return source_of(s, q) != q || holder_of(s, q, reader) < 0 ? 0 : batches[q].n_tokens;
 }
 
 static int names_expert(const th_shape_t *s, const th_batch_t *b, int t, int e) {
@@ -140,11 +171,9 @@ static int names_expert(const th_shape_t *s, const th_batch_t *b, int t, int e) 
     return 0;
 }
 
-static int names_rank(const th_shape_t *s, const int *owner, const th_batch_t *b, int t, int q) {
-    for (int k = 0; k < s->top_k; k++) {
-        int e = b->ids[t * s->top_k + k];
-        if (e >= 0 && owner[e] == q) return 1;
-    }
+static int names_rank(const th_shape_t *s, const th_batch_t *b, int source, int t, int q) {
+    for (int k = 0; k < s->top_k; k++)
+        if (serving_rank(s, b->ids[t * s->top_k + k], source, t) == q) return 1;
     return 0;
 }
 
@@ -166,13 +195,14 @@ static void wire_row(const th_shape_t *s, const th_batch_t *b, int t, unsigned c
     free(f);
 }
 
-static void fill_lists(const th_shape_t *s, const th_batch_t *batches, th_expect_t *out) {
+static void fill_lists(const th_shape_t *s, const th_batch_t *batches, int rank, const int *local_slot, th_expect_t *out) {
     size_t row_bytes = (size_t)s->hidden * (size_t)th_dtype_bytes(s->wire);
     for (int l = 0; l < out->n_local; l++) {
         out->expert_off[l] = out->n_rows;
         for (int q = 0; q < s->n_ranks; q++) {
-            for (int t = 0; t < batches[q].n_tokens; t++) {
+            for (int t = 0; t < n_tokens_of(s, batches, q, rank); t++) {
                 if (!names_expert(s, &batches[q], t, out->local_expert[l])) continue;
+                if (serving_slot(s, out->local_expert[l], q, t) != local_slot[l]) continue;
                 int i = out->n_rows++;
                 out->entries[i] = (epx_list_entry_t){(uint32_t)q, (uint32_t)t};
                 wire_row(s, &batches[q], t, out->rows + (size_t)i * row_bytes,
@@ -201,17 +231,17 @@ static void expert_outputs(const th_shape_t *s, const th_batch_t *b, int t, floa
 }
 
 /* acc[h]: K rounded rows in k order. */
-static void sum_exact(const th_shape_t *s, const int32_t *ids, const float *w, float *ys, float *acc) {
+static void sum_exact(const th_shape_t *s, const int *ranks, const float *w, float *ys, float *acc) {
     for (int k = 0; k < s->top_k; k++) {
         float *y = ys + (size_t)k * (size_t)s->hidden;
-        if (ids[k] < 0) continue;
+        if (ranks[k] < 0) continue;
         round_row(s, y);
         for (int h = 0; h < s->hidden; h++) acc[h] = fmaf(w[k], y[h], acc[h]);
     }
 }
 
 /* acc[h]: one rounded sum a rank, in rank order. */
-static void sum_partial(const th_shape_t *s, const int *owner, const int32_t *ids, const float *w, const float *ys, float *acc) {
+static void sum_partial(const th_shape_t *s, const int *ranks, const float *w, const float *ys, float *acc) {
     size_t n = (size_t)s->hidden;
     float *part = malloc(n * sizeof *part);
     if (!part) abort();
@@ -219,7 +249,7 @@ static void sum_partial(const th_shape_t *s, const int *owner, const int32_t *id
         int any = 0;
         memset(part, 0, n * sizeof *part);
         for (int k = 0; k < s->top_k; k++) {
-            if (ids[k] < 0 || owner[ids[k]] != q) continue;
+            if (ranks[k] != q) continue;
             for (size_t h = 0; h < n; h++) part[h] = fmaf(w[k], ys[(size_t)k * n + h], part[h]);
             any = 1;
         }
@@ -229,15 +259,36 @@ static void sum_partial(const th_shape_t *s, const int *owner, const int32_t *id
     free(part);
 }
 
-static int fill_result(const th_shape_t *s, const int *owner, const th_batch_t *b, int with_add, th_expect_t *out) {
+/* Ranks that compute the places of a token (-1: none) and the weights in force; returns how many places are missing. */
+static int places_of(const th_shape_t *s, const th_batch_t *b, int source, int t, int *ranks, float *w) {
+    float all = 0, there = 0;
+    int missing = 0;
+    for (int k = 0; k < s->top_k; k++) {
+        int id = b->ids[t * s->top_k + k];
+        w[k] = b->weights[t * s->top_k + k];
+        ranks[k] = serving_rank(s, id, source, t);
+        if (id < 0) continue;
+        all += w[k];
+        if (ranks[k] >= 0) there += w[k];
+        else missing++;
+    }
+    if (!s->renormalize || missing == 0 || there == 0.0f) return missing;
+    float factor = all / there;
+    for (int k = 0; k < s->top_k; k++) w[k] = w[k] * factor;
+    return missing;
+}
+
+static int fill_result(const th_shape_t *s, const th_batch_t *b, int rank, int with_add, th_expect_t *out) {
     float *ys = malloc((size_t)s->top_k * (size_t)s->hidden * sizeof *ys), *acc = malloc((size_t)s->hidden * sizeof *acc);
     for (int t = 0; ys && acc && t < b->n_tokens; t++) {
-        const int32_t *ids = b->ids + t * s->top_k;
-        const float *w = b->weights + t * s->top_k;
+        float w[EPX_MAX_TOP_K];
+        int ranks[EPX_MAX_TOP_K];
+        out->missing[t] = (uint8_t)places_of(s, b, source_of(s, rank), t, ranks, w);
+        out->n_missing += out->missing[t] != 0;
         expert_outputs(s, b, t, ys);
         memset(acc, 0, (size_t)s->hidden * sizeof *acc);
-        if (s->mode == EPX_COMBINE_EXACT) sum_exact(s, ids, w, ys, acc);
-        else sum_partial(s, owner, ids, w, ys, acc);
+        if (s->mode == EPX_COMBINE_EXACT) sum_exact(s, ranks, w, ys, acc);
+        else sum_partial(s, ranks, w, ys, acc);
         for (int h = 0; h < s->hidden; h++) {
             int at = t * s->hidden + h;
             if (with_add) acc[h] = acc[h] + th_load(th_result_dtype(s), b->add, at);
@@ -250,26 +301,30 @@ static int fill_result(const th_shape_t *s, const int *owner, const th_batch_t *
     return rc;
 }
 
-static void fill_counters(const th_shape_t *s, const int *owner, const th_batch_t *batches, int rank, th_expect_t *out) {
+static void fill_counters(const th_shape_t *s, const th_batch_t *batches, int rank, th_expect_t *out) {
+    int source = source_of(s, rank);
     for (int q = 0; q < s->n_ranks; q++) {
-        for (int t = 0; t < batches[rank].n_tokens; t++) out->rows_sent[q] += names_rank(s, owner, &batches[rank], t, q);
-        for (int t = 0; t < batches[q].n_tokens; t++) out->rows_received[q] += names_rank(s, owner, &batches[q], t, rank);
-        for (int t = 0; t < batches[q].n_tokens; t++)
+        if (!is_dead(s, q) && holder_of(s, source, q) == rank)
+            for (int t = 0; t < batches[rank].n_tokens; t++) out->rows_sent[q] += names_rank(s, &batches[rank], source, t, q);
+        for (int t = 0; t < n_tokens_of(s, batches, q, rank); t++) {
+            out->rows_received[holder_of(s, q, rank)] += names_rank(s, &batches[q], q, t, rank);
             for (int e = 0; e < s->n_experts; e++) out->histogram[e] += names_expert(s, &batches[q], t, e);
+        }
     }
 }
 
 int th_oracle(const th_shape_t *s, const th_batch_t *batches, int rank, int with_add, th_expect_t *out) {
     memset(out, 0, sizeof *out);
-    size_t n_tokens = 0, n_local = 0;
-    int *owner = malloc((size_t)s->n_experts * sizeof *owner);
-    out->local_expert = malloc((size_t)s->n_experts * sizeof(int32_t));
-    if (!owner || !out->local_expert) goto err;
-    for (int e = 0; e < s->n_experts; e++) owner[e] = th_owner(s, e);
-    for (int slot = 0; slot < s->n_experts; slot++)
-        if (slot_rank_of(s, slot) == rank) out->local_expert[n_local++] = expert_of(s, slot);
-    for (int q = 0; q < s->n_ranks; q++) n_tokens += (size_t)batches[q].n_tokens;
-    size_t h = (size_t)s->hidden;
+    size_t n_tokens = 0, n_local = 0, h = (size_t)s->hidden, own = (size_t)batches[rank].n_tokens;
+    int *local_slot = malloc((size_t)th_n_slots(s) * sizeof *local_slot);
+    out->local_expert = malloc((size_t)th_n_slots(s) * sizeof(int32_t));
+    if (!local_slot || !out->local_expert) goto err;
+    for (int slot = 0; slot < th_n_slots(s); slot++) {
+        if (slot_rank_of(s, slot) != rank) continue;
+        local_slot[n_local] = slot;
+        out->local_expert[n_local++] = expert_of(s, slot);
+    }
+    for (int q = 0; q < s->n_ranks; q++) n_tokens += (size_t)n_tokens_of(s, batches, q, rank);
     size_t per_token = (size_t)s->top_k < n_local ? (size_t)s->top_k : n_local; /* distinct local experts of a token */
     size_t cap = n_tokens * per_token + 1;
     out->n_local = (int)n_local;
@@ -277,17 +332,18 @@ int th_oracle(const th_shape_t *s, const th_batch_t *batches, int rank, int with
     out->entries = malloc(cap * sizeof *out->entries);
     out->rows = malloc(cap * h * (size_t)th_dtype_bytes(s->wire));
     out->scales = !th_has_scales(s) ? NULL : malloc(cap * (size_t)th_scale_words(s) * sizeof(uint32_t));
-    out->result = malloc((size_t)batches[rank].n_tokens * h * (size_t)th_dtype_bytes(th_result_dtype(s)) + 1);
+    out->result = malloc(own * h * (size_t)th_dtype_bytes(th_result_dtype(s)) + 1);
+    out->missing = calloc(own + 1, 1);
     out->histogram = calloc((size_t)s->n_experts, sizeof(int32_t));
-    if (!out->expert_off || !out->entries || !out->rows || !out->result || !out->histogram) goto err;
+    if (!out->expert_off || !out->entries || !out->rows || !out->result || !out->missing || !out->histogram) goto err;
     if (th_has_scales(s) && !out->scales) goto err;
-    fill_lists(s, batches, out);
-    fill_counters(s, owner, batches, rank, out);
-    if (fill_result(s, owner, &batches[rank], with_add, out) != 0) goto err;
-    free(owner);
+    fill_lists(s, batches, rank, local_slot, out);
+    fill_counters(s, batches, rank, out);
+    if (fill_result(s, &batches[rank], rank, with_add, out) != 0) goto err;
+    free(local_slot);
     return 0;
 err:
-    free(owner);
+    free(local_slot);
     th_expect_fini(out);
     return -1;
 }
@@ -299,6 +355,7 @@ void th_expect_fini(th_expect_t *e) {
     free(e->rows);
     free(e->scales);
     free(e->result);
+    free(e->missing);
     free(e->histogram);
     memset(e, 0, sizeof *e);
 }

@@ -8,8 +8,11 @@
 
 typedef struct {
     int n_ranks, max_tokens, hidden, top_k, n_experts;
-    const int *slot_rank;                     /* [n_experts] or NULL: even split, the first (n_experts % W) ranks get one more */
-    const int *slot_expert;                   /* [n_experts] or NULL: identity */
+    int n_slots, replicate; /* 0: n_experts and 1 */
+    const int *slot_rank;   /* [n_slots] or NULL: even split, the first (n_slots % W) ranks get one more */
+    const int *slot_expert; /* [n_slots] or NULL: slot % n_experts */
+    uint32_t dead;          /* bit r: rank r is masked */
+    int renormalize;
     epx_dtype_t token, wire, expert, combine; /* none is EPX_BYTES */
     epx_layout_t layout;
     epx_combine_t mode;
@@ -37,6 +40,8 @@ typedef struct {
     unsigned char *rows;       /* [n_rows, H] wire dtype */
     uint32_t *scales;          /* [n_rows, scale words]; fp8 wire only */
     unsigned char *result;     /* [T, H] result dtype */
+    int n_missing;             /* tokens of this rank with a place that no living rank computes */
+    uint8_t *missing;          /* [T] such places of each token */
     int32_t *histogram;        /* [E] */
     uint64_t rows_sent[64], rows_received[64];
 } th_expect_t;
@@ -60,8 +65,8 @@ void th_store(epx_dtype_t d, void *row, int i, float v);
 void th_quantise_row(const float *x, int n, int block, epx_scale_format_t format, unsigned char *out_q, float *out_scales);
 /* The experts of the tests: out[h] = a(e) * row[h] + b(e) in f32, rounded to the expert dtype. scales: fp8 wire only. */
 void th_expert_row(const th_shape_t *s, int expert, const void *row, const uint32_t *scales, void *out);
-/* Rank that owns logical expert e. */
-int th_owner(const th_shape_t *s, int expert);
+int th_n_slots(const th_shape_t *s);
+int th_replicate(const th_shape_t *s);
 
 /* What `rank` must see when every rank q gives batches[q]. with_add: the batches' add operand is used.
  * Returns 0; -1: no memory. th_expect_fini() frees. */

@@ -89,7 +89,6 @@ static void refusals_name_field_and_value(void **state) {
         REFUSE(top_k, 65, EPX_ERR_ARG),
         REFUSE(n_experts, 0, EPX_ERR_ARG),
         REFUSE(n_slots, 6, EPX_ERR_ARG),
-        REFUSE(n_slots, 8, EPX_ERR_UNSUPPORTED),
         REFUSE(token_dtype, 5, EPX_ERR_ARG),
         REFUSE(token_dtype, 4, EPX_ERR_UNSUPPORTED),
         REFUSE(wire_dtype, 1, EPX_ERR_ARG),
@@ -104,7 +103,7 @@ static void refusals_name_field_and_value(void **state) {
         REFUSE(align, 0, EPX_ERR_ARG),
         REFUSE(align, 16, EPX_ERR_ARG),
         REFUSE(combine, 2, EPX_ERR_ARG),
-        REFUSE(replicate, 2, EPX_ERR_UNSUPPORTED),
+        REFUSE(replicate, 3, EPX_ERR_ARG),
         REFUSE(replicate, 0, EPX_ERR_ARG),
         REFUSE(n_channels, 65, EPX_ERR_ARG),
         REFUSE(n_channels, 0, EPX_ERR_ARG),
@@ -132,8 +131,8 @@ static void placement_tables_are_checked(void **state) {
     assert_string_equal(epx_last_error(), "slot_rank[6] is 3; legal: 0 to 2");
     rank[6] = 0;
     c.slot_expert = expert;
-    assert_int_equal(epx_validate_config(&c, 3, &n), EPX_ERR_UNSUPPORTED);
-    assert_non_null(strstr(epx_last_error(), "slot_expert[6] is 1"));
+    assert_int_equal(epx_validate_config(&c, 3, &n), EPX_ERR_ARG); /* expert 0 has no slot */
+    assert_non_null(strstr(epx_last_error(), "no slot for expert 0"));
     expert[6] = 7;
     assert_int_equal(epx_validate_config(&c, 3, &n), EPX_ERR_ARG);
     expert[6] = 0;

@@ -35,7 +35,9 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     epx_exchange_stage(p, io->channel, io);
     for (int i = 1; i <= p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;
+        if (!epx_plan_sends_to(p, dst)) continue;
         epx_exchange_push_routing(p, io->channel, dst, io);
+        if (dst != p->rank) p->dispatch_bytes += rows + scales + (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8 + 8;
         if (p->slab->base[dst] == NULL) {
             epx_exchange_push_rows(p, io->channel, dst, io, 1);
             continue;
@@ -45,7 +47,6 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     }
     epx_exchange_flag_dispatch(p, io->channel);
     (void)epx_route_count_sent(p, io, p->rows_sent);
-    p->dispatch_bytes += (uint64_t)(p->n_ranks - 1) * (rows + scales + (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8 + 8);
     return EPX_OK;
 }
 
@@ -54,8 +55,9 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(epx_exchange_wait_dispatch(p, io->channel));
     epx_exchange_open_routing(p, io->channel);
     for (int src = 0; src < p->n_ranks; src++) {
-        ch->routes.row_base[src] = gathered(p, io->channel, p->rank, src);
-        ch->routes.scale_base[src] = p->layout.n_scales ? gathered_scales(p, io->channel, p->rank, src) : NULL;
+        int holder = epx_plan_holder(p, epx_plan_source(p, src), p->rank), at = holder < 0 ? src : holder;
+        ch->routes.row_base[src] = gathered(p, io->channel, p->rank, at);
+        ch->routes.scale_base[src] = p->layout.n_scales ? gathered_scales(p, io->channel, p->rank, at) : NULL;
     }
     epx_route_build(p, ch);
     epx_route_lists(p, ch);

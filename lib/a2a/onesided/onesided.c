@@ -20,19 +20,24 @@ static epx_status_t private_bytes(const epx_plan_config_t *cfg, int n_ranks, siz
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     uint64_t row_bytes = p->layout.wire_row_bytes + p->layout.scale_words * sizeof(float),
-             table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8;
+             table = (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8 + 8;
     if (EPX_MUTANT(flag_before_data)) {
         epx_exchange_flag_dispatch(p, io->channel);
         EPX_MUTANT_PAUSE();
     }
-    for (int i = 1; i <= p->n_ranks; i++) epx_exchange_push_routing(p, io->channel, (p->rank + i) % p->n_ranks, io);
+    for (int i = 1; i <= p->n_ranks; i++) {
+        int dst = (p->rank + i) % p->n_ranks;
+        if (!epx_plan_sends_to(p, dst)) continue;
+        epx_exchange_push_routing(p, io->channel, dst, io);
+        if (dst != p->rank) p->dispatch_bytes += table;
+    }
     epx_exchange_stage(p, io->channel, io);
     for (int i = 1; p->net->n_messages > 0 && i < p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;
-        if (p->slab->base[dst] == NULL) epx_exchange_push_rows(p, io->channel, dst, io, 0);
+        if (p->slab->base[dst] == NULL && epx_plan_sends_to(p, dst)) epx_exchange_push_rows(p, io->channel, dst, io, 0);
     }
     if (!EPX_MUTANT(flag_before_data)) epx_exchange_flag_dispatch(p, io->channel);
-    p->dispatch_bytes += epx_route_count_sent(p, io, p->rows_sent) * row_bytes + (uint64_t)(p->n_ranks - 1) * (table + 8);
+    p->dispatch_bytes += epx_route_count_sent(p, io, p->rows_sent) * row_bytes;
     return EPX_OK;
 }
 
@@ -41,8 +46,9 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(epx_exchange_wait_dispatch(p, io->channel));
     epx_exchange_open_routing(p, io->channel);
     for (int src = 0; src < p->n_ranks; src++) {
-        ch->routes.row_base[src] = epx_exchange_rows(p, io->channel, src);
-        ch->routes.scale_base[src] = epx_exchange_scales(p, io->channel, src);
+        int holder = epx_plan_holder(p, epx_plan_source(p, src), p->rank);
+        ch->routes.row_base[src] = holder < 0 ? NULL : epx_exchange_rows(p, io->channel, holder);
+        ch->routes.scale_base[src] = holder < 0 ? NULL : epx_exchange_scales(p, io->channel, holder);
     }
     epx_route_build(p, ch);
     epx_route_lists(p, ch);

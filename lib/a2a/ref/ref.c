@@ -79,13 +79,14 @@ static const void *published(const epx_plan_t *p, int channel, int rank, int wor
 
 static void flag_all(const epx_plan_t *p, int channel, uint64_t (*flag)(const epx_slab_layout_t *l, int channel, int src)) {
     for (int r = 0; r < p->n_ranks; r++)
-        epx_slab_signal(p->slab, r, flag(&p->layout, channel, p->rank), p->channels[channel].epoch);
+        if (p->alive[r]) epx_slab_signal(p->slab, r, flag(&p->layout, channel, p->rank), p->channels[channel].epoch);
 }
 
 static epx_status_t wait_all(epx_plan_t *p, int channel, const char *phase,
                              uint64_t (*flag)(const epx_slab_layout_t *l, int channel, int src)) {
     epx_wait_t w = {p->net, p->slab, phase, p->channels[channel].epoch, p->cfg.timeout_ns, &p->wait_ns};
-    for (int r = 0; r < p->n_ranks; r++) EPX_TRY(epx_wait_ge(&w, r, flag(&p->layout, channel, r), w.epoch));
+    for (int r = 0; r < p->n_ranks; r++)
+        if (p->alive[r]) EPX_TRY(epx_wait_ge(&w, r, flag(&p->layout, channel, r), w.epoch));
     return EPX_OK;
 }
 
@@ -99,6 +100,12 @@ static void publish_routing(epx_plan_t *p, const epx_io_t *io) {
     memcpy(own + epx_weights_off(&p->layout, io->channel, p->rank), io->weights, bytes);
 }
 
+/* The rank that computes an id for a token, or -1. */
+static int computes(const epx_plan_t *p, int channel, int32_t id, int src, size_t t) {
+    const epx_place_t *at = id < 0 ? NULL : epx_place_of(p->channels[channel].place, id, src, (uint32_t)t);
+    return at == NULL ? -1 : at->rank;
+}
+
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     size_t n = (size_t)io->n_tokens, k = (size_t)p->cfg.top_k;
     char *x = peer_at(p, io->channel, p->rank, p->layout.x_off);
@@ -109,8 +116,9 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     for (int r = 0; r < p->n_ranks; r++) {
         for (size_t t = 0; t < n; t++) {
             int goes = 0;
-            for (size_t j = 0; j < k; j++) goes |= io->ids[t * k + j] >= 0 && p->expert_rank[io->ids[t * k + j]] == r;
-            p->rows_sent[r] += (uint64_t)goes;
+            for (size_t j = 0; j < k; j++)
+                goes |= computes(p, io->channel, io->ids[t * k + j], epx_plan_source(p, p->rank), t) == r;
+            p->rows_sent[r] += (uint64_t)(goes && epx_plan_sends_to(p, r));
         }
     }
     flag_all(p, io->channel, epx_flag_d_off);
@@ -185,20 +193,20 @@ static void quantise_row(const epx_plan_t *p, int channel, const void *x, uint8_
     through_fp8(p, row, (size_t)p->cfg.hidden, codes, scales);
 }
 
-static void gather_rows(epx_plan_t *p, int channel, int src) {
+static void gather_rows(epx_plan_t *p, int channel, int src, int holder) {
     block_t b;
     char *block = block_at(p, channel, &b);
     epx_routes_t *r = &p->channels[channel].routes;
     size_t t_max = (size_t)p->cfg.max_tokens, row_bytes = p->layout.wire_row_bytes, n_scales = n_words(&p->cfg);
     char *rows = block + (size_t)src * t_max * row_bytes;
     float *scales = (float *)(void *)(block + b.scales) + (size_t)src * t_max * n_scales;
-    const char *x = peer_at(p, channel, src, p->layout.x_off);
+    const char *x = peer_at(p, channel, holder, p->layout.x_off);
     for (size_t t = 0; t < r->n_tokens[src]; t++) {
         if (p->cfg.wire_dtype == p->cfg.token_dtype) memcpy(rows + t * row_bytes, x + t * row_bytes, row_bytes);
         else quantise_row(p, channel, x + t * p->layout.x_row_bytes, (uint8_t *)rows + t * row_bytes, scales + t * n_scales);
     }
     if (p->cfg.token_dtype == EPX_FP8_E4M3 && r->n_tokens[src])
-        memcpy(scales, peer_at(p, channel, src, p->layout.stage_scale_off), r->n_tokens[src] * n_scales * sizeof(float));
+        memcpy(scales, peer_at(p, channel, holder, p->layout.stage_scale_off), r->n_tokens[src] * n_scales * sizeof(float));
     r->row_base[src] = rows;
     r->scale_base[src] = n_scales ? scales : NULL;
 }
@@ -209,27 +217,38 @@ static int names(const epx_plan_t *p, const epx_routes_t *r, int src, uint32_t t
     return 0;
 }
 
+/* The expert in slot e of this rank. */
+static int expert_in(const epx_plan_t *p, const epx_placement_t *pl, int e) {
+    int slot = 0;
+    for (int seen = 0; seen <= e; slot++) seen += pl->slot_rank[slot] == p->rank;
+    return pl->slot_expert[slot - 1];
+}
+
 /* Every (expert, src, token) in order, by looking at all of them. */
 static void build_lists(epx_plan_t *p, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
     int32_t n = 0;
-    for (int e = 0; e < p->n_local; e++) {
-        int expert = 0;
-        while (p->expert_rank[expert] != p->rank || p->expert_local[expert] != e) expert++;
+    for (int e = 0; e < ch->place->n_local; e++) {
+        int expert = expert_in(p, ch->place, e);
         r->expert_off[e] = n;
-        for (int src = 0; src < p->n_ranks; src++)
-            for (uint32_t t = 0; t < r->n_tokens[src]; t++)
-                if (names(p, r, src, t, expert)) r->entries[n++] = (epx_list_entry_t){(uint32_t)src, t};
+        for (int src = 0; src < p->n_ranks; src++) {
+            for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
+                const epx_place_t *at = epx_place_of(ch->place, expert, src, t);
+                if (at != NULL && at->rank == p->rank && at->local == e && names(p, r, src, t, expert))
+                    r->entries[n++] = (epx_list_entry_t){(uint32_t)src, t};
+            }
+        }
     }
-    r->expert_off[p->n_local] = n;
+    r->expert_off[ch->place->n_local] = n;
 }
 
-static void count_received(epx_plan_t *p, const epx_routes_t *r) {
+static void count_received(epx_plan_t *p, int channel, const epx_routes_t *r) {
     for (int src = 0; src < p->n_ranks; src++) {
         for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
             int any = 0;
-            for (int e = 0; e < p->cfg.n_experts; e++) any |= p->expert_rank[e] == p->rank && names(p, r, src, t, e);
-            p->rows_received[src] += (uint64_t)any;
+            for (int e = 0; e < p->cfg.n_experts; e++)
+                any |= names(p, r, src, t, e) && computes(p, channel, e, src, t) == p->rank;
+            if (any) p->rows_received[epx_plan_holder(p, src, p->rank)]++;
         }
     }
 }
@@ -259,7 +278,7 @@ static void write_row(epx_plan_t *p, const epx_routes_t *r, const epx_io_t *io, 
 static void write_output(epx_plan_t *p, const epx_channel_t *ch, const epx_io_t *io) {
     const epx_routes_t *r = &ch->routes;
     r->out_off[0] = 0;
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         int32_t n = r->expert_off[e + 1] - r->expert_off[e], room = n;
         if (p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR) room = p->row_cap;
         while (p->cfg.layout == EPX_LAYOUT_CONTIGUOUS && room % p->cfg.align != 0) room++;
@@ -281,15 +300,18 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_routes_t *r = &ch->routes;
     EPX_TRY(wait_all(p, io->channel, "dispatch", epx_flag_d_off));
     for (int src = 0; src < p->n_ranks; src++) {
-        r->ids[src] = (const int32_t *)(const void *)(p->slab->base[src] + epx_ids_off(&p->layout, io->channel, src));
-        r->weights[src] = (const float *)(const void *)(p->slab->base[src] + epx_weights_off(&p->layout, io->channel, src));
-        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, src, epx_count_off(&p->layout, io->channel, src));
-        gather_rows(p, io->channel, src);
+        int h = src == epx_plan_source(p, src) ? epx_plan_holder(p, src, p->rank) : -1;
+        r->n_tokens[src] = 0;
+        if (h < 0) continue;
+        r->ids[src] = (const int32_t *)(const void *)(p->slab->base[h] + epx_ids_off(&p->layout, io->channel, h));
+        r->weights[src] = (const float *)(const void *)(p->slab->base[h] + epx_weights_off(&p->layout, io->channel, h));
+        r->n_tokens[src] = (uint32_t)*epx_slab_word(p->slab, h, epx_count_off(&p->layout, io->channel, h));
+        gather_rows(p, io->channel, src, h);
     }
     build_lists(p, ch);
-    count_received(p, r);
-    ch->lists = (epx_lists_t){p->n_local,
-                              r->expert_off[p->n_local],
+    count_received(p, io->channel, r);
+    ch->lists = (epx_lists_t){ch->place->n_local,
+                              r->expert_off[ch->place->n_local],
                               r->expert_off,
                               r->entries,
                               r->row_base,
@@ -301,11 +323,12 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
 }
 
 static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
-    const epx_routes_t *r = &p->channels[io->channel].routes;
+    const epx_channel_t *ch = &p->channels[io->channel];
+    const epx_routes_t *r = &ch->routes;
     block_t b;
     char *outputs = block_at(p, io->channel, &b) + b.outputs;
     size_t row_bytes = (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
-    for (int e = 0; e < p->n_local; e++) {
+    for (int e = 0; e < ch->place->n_local; e++) {
         size_t first = (size_t)r->out_off[e];
         size_t n = (size_t)(r->expert_off[e + 1] - r->expert_off[e]);
         if (n) memcpy(outputs + (size_t)r->expert_off[e] * row_bytes, (const char *)io->x + first * row_bytes, n * row_bytes);
@@ -317,14 +340,16 @@ static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
     return EPX_OK;
 }
 
-/* The expert's answer to an own token, wherever it was computed. */
+/* The expert's answer to an own token, wherever it was computed; NULL: nowhere. */
 static const void *answer(const epx_plan_t *p, int channel, uint32_t t, int32_t expert) {
-    int owner = p->expert_rank[expert], e = p->expert_local[expert];
-    const epx_list_entry_t *entries = published(p, channel, owner, PUB_ENTRIES);
-    const int32_t *off = published(p, channel, owner, PUB_EXPERT_OFF);
-    int32_t i = off[e];
-    while (entries[i].src != (uint32_t)p->rank || entries[i].token != t) i++;
-    return (const char *)published(p, channel, owner, PUB_OUTPUTS) +
+    int source = epx_plan_source(p, p->rank);
+    const epx_place_t *at = expert < 0 ? NULL : epx_place_of(p->channels[channel].place, expert, source, t);
+    if (at == NULL) return NULL;
+    const epx_list_entry_t *entries = published(p, channel, at->rank, PUB_ENTRIES);
+    const int32_t *off = published(p, channel, at->rank, PUB_EXPERT_OFF);
+    int32_t i = off[at->local];
+    while (entries[i].src != (uint32_t)source || entries[i].token != t) i++;
+    return (const char *)published(p, channel, at->rank, PUB_OUTPUTS) +
            (size_t)i * (size_t)p->cfg.hidden * epx_dtype_bytes(p->cfg.expert_dtype);
 }
 
@@ -342,11 +367,11 @@ static void round_row(const epx_plan_t *p, float *row) {
 }
 
 /* total = the combined row. Exact: the rounded rows of all places of the token. */
-static void sum_exact(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, float *total) {
+static void sum_exact(const epx_plan_t *p, const float *weights, const void *const *rows, float *total) {
     size_t h = (size_t)p->cfg.hidden;
     float *row = total + h;
     for (int k = 0; k < p->cfg.top_k; k++) {
-        if (ids[k] < 0) continue;
+        if (rows[k] == NULL) continue;
         for (size_t i = 0; i < h; i++) row[i] = value_of(p->cfg.expert_dtype, rows[k], i);
         round_row(p, row);
         for (size_t i = 0; i < h; i++) total[i] = fmaf(weights[k], row[i], total[i]);
@@ -354,13 +379,13 @@ static void sum_exact(const epx_plan_t *p, const int32_t *ids, const float *weig
 }
 
 /* Partial: one rank's places, rounded; then the ranks. */
-static void sum_partial(const epx_plan_t *p, const int32_t *ids, const float *weights, const void *const *rows, float *total) {
+static void sum_partial(const epx_plan_t *p, const int *ranks, const float *weights, const void *const *rows, float *total) {
     size_t h = (size_t)p->cfg.hidden;
     float *part = total + h;
     for (int r = 0; r < p->n_ranks; r++) {
         memset(part, 0, h * sizeof *part);
         for (int k = 0; k < p->cfg.top_k; k++) {
-            if (ids[k] < 0 || p->expert_rank[ids[k]] != r) continue;
+            if (ranks[k] != r) continue;
             for (size_t i = 0; i < h; i++) part[i] = fmaf(weights[k], value_of(p->cfg.expert_dtype, rows[k], i), part[i]);
         }
         round_row(p, part);
@@ -373,15 +398,19 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     epx_dtype_t out = p->out_form.dtype;
     size_t h = (size_t)p->cfg.hidden, k_max = (size_t)p->cfg.top_k, out_bytes = h * epx_dtype_bytes(out);
     const void *rows[EPX_MAX_TOP_K];
+    int ranks[EPX_MAX_TOP_K], source = epx_plan_source(p, p->rank);
     float *total = scratch_of(p, io->channel);
     EPX_TRY(wait_all(p, io->channel, "combine", epx_flag_c_off));
     for (size_t t = 0; t < (size_t)ch->n_tokens; t++) {
-        const int32_t *ids = ch->routes.ids[p->rank] + t * k_max;
-        const float *weights = ch->routes.weights[p->rank] + t * k_max;
-        for (size_t k = 0; k < k_max; k++) rows[k] = ids[k] < 0 ? NULL : answer(p, io->channel, (uint32_t)t, ids[k]);
+        const int32_t *ids = ch->routes.ids[source] + t * k_max;
+        const float *weights = ch->routes.weights[source] + t * k_max;
+        for (size_t k = 0; k < k_max; k++) {
+            rows[k] = answer(p, io->channel, (uint32_t)t, ids[k]);
+            ranks[k] = computes(p, io->channel, ids[k], source, t);
+        }
         memset(total, 0, h * sizeof *total);
-        if (p->cfg.combine == EPX_COMBINE_EXACT) sum_exact(p, ids, weights, rows, total);
-        else sum_partial(p, ids, weights, rows, total);
+        if (p->cfg.combine == EPX_COMBINE_EXACT) sum_exact(p, weights, rows, total);
+        else sum_partial(p, ranks, weights, rows, total);
         for (size_t i = 0; i < h; i++) {
             float f = total[i];
             if (io->add != NULL) f += value_of(out, (const char *)io->add + t * out_bytes, i);
