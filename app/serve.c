@@ -13,6 +13,7 @@
 
 #include "app/commands.h"
 #include "app/report.h"
+#include "app/settings_json.h"
 #include "server/http/http_server.h"
 
 enum { SEARCHED_PORTS = 20, ERRORS_OUT_MS = 500 };
@@ -138,8 +139,10 @@ int epx_serve_session(epx_session_t *s, int search) {
                              .max_context = s->status.info.max_context,
                              .n_vocab = s->status.info.vocab,
                              .stream_interval = (int)o->stream_interval};
-    epx_http_t *h;
+    epx_http_t *h = NULL;
+    epx_str_t args = {0};
     int code;
+    cfg.model_path = o->model_path;
     cfg.default_sampling.seed = (uint64_t)o->random_seed;
     if (s->chat_template == NULL) fprintf(stderr, "epx: chat completions are off: %s\n", s->template_error);
     stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -147,10 +150,12 @@ int epx_serve_session(epx_session_t *s, int search) {
         epx_fail_errno(EPX_ERR_OS, errno, "eventfd");
         return epx_print_error();
     }
-    if (epx_http_create(&cfg, &h) < 0) return epx_print_error();
-    code = serve_http(s, h, name);
+    if (epx_options_json(&epx_settings_table, EPX_CMD_SERVE, o, &args) < 0) return epx_print_error();
+    cfg.server_args = args.data;
+    code = epx_http_create(&cfg, &h) < 0 ? epx_print_error() : serve_http(s, h, name);
     epx_session_stop(s);
     epx_http_destroy(h);
+    epx_str_fini(&args);
     return code;
 }
 

@@ -125,6 +125,8 @@ static const epx_option_t options[] = {
     {"shutdown-timeout", NULL, EPX_OPTION_INT, AT(shutdown_timeout), 0, 86400, NULL, NULL, SERVE | DEMO, "SECONDS",
      "How long SIGTERM or SIGINT waits for live requests to end; new ones are refused meanwhile, a second signal ends at once. "
      "Default 30."},
+    {"enable-metrics", NULL, EPX_OPTION_FLAG, AT(enable_metrics), 0, -1, NULL, NULL, SERVE | DEMO, NULL,
+     "Accepted for SGLang's sake: /metrics is always served."},
     {"prompt", NULL, EPX_OPTION_TEXT, AT(prompt), 0, -1, NULL, NULL, GENERATE, "TEXT", "Continue this text as it stands."},
     {"chat", NULL, EPX_OPTION_TEXT, AT(chat), 0, -1, NULL, NULL, GENERATE, "TEXT",
      "Send this as a user's message through the model's chat template."},

@@ -23,6 +23,7 @@ typedef struct {
     int64_t port;
     const char *api_key;                                /* NULL: none */
     int64_t shutdown_timeout;                           /* seconds */
+    int enable_metrics;                                 /* no effect: /metrics is always there */
     const char *served_model_name;                      /* NULL: model_path */
     int64_t threads;                                    /* of a rank; 0: cores / tp */
     int64_t max_running_requests, chunked_prefill_size; /* over all DP ranks, as in SGLang; 0: the engine's choice */

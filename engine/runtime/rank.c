@@ -81,6 +81,7 @@ static epx_status_t make_plan(epx_rank_t *r) {
     snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
     snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
     r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
+    r->info.combine = pc.combine;
     r->info.dispatch_row_bytes = row_bytes(pc.wire_dtype, pc.hidden);
     r->info.combine_row_bytes = row_bytes(pc.combine_dtype == EPX_BYTES ? pc.token_dtype : pc.combine_dtype, pc.hidden);
     return EPX_OK;
@@ -281,6 +282,8 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
 }
 
 void epx_rank_cancel(epx_rank_t *r, uint64_t id) { epx_sched_cancel(r->sched, id); }
+
+void epx_rank_flush_cache(epx_rank_t *r) { epx_sched_flush_cache(r->sched); }
 
 void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq) {
     if (wake_seq > r->wake_seq) r->wake_seq = wake_seq;

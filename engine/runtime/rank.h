@@ -97,6 +97,7 @@ typedef struct {
     uint64_t kv_bytes, exchange_bytes;
     int32_t eos_ids[8];
     int n_eos;
+    epx_combine_t combine;
     int dispatch_row_bytes, combine_row_bytes; /* one token's row on the wire, there and back */
     char backend[32], transport[32], isa[16];
     int n_threads;
@@ -134,6 +135,8 @@ const epx_meter_t *epx_rank_meter(const epx_rank_t *r);
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
 /* Ends at the next step border with EPX_FINISH_CANCELLED. Unknown ids are ignored. */
 void epx_rank_cancel(epx_rank_t *r, uint64_t id);
+/* Forget the prefixes of earlier requests; those of running ones stay. Concerns this rank only. */
+void epx_rank_flush_cache(epx_rank_t *r);
 /* A request for any rank was submitted: every rank gets a wake with the same running number, so that idle ranks join again. */
 void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq);
 /* What the rank is doing, for a watchdog: any thread. n_changes grows with every change of phase. */

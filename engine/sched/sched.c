@@ -195,6 +195,10 @@ void epx_sched_release(epx_sched_t *s, epx_seq_t *q) {
     free(q);
 }
 
+void epx_sched_flush_cache(epx_sched_t *s) {
+    if (s->prefix) epx_prefix_evict(s->prefix, epx_prefix_n_evictable(s->prefix));
+}
+
 void epx_sched_stats(const epx_sched_t *s, epx_sched_stats_t *out) {
     int32_t evictable = s->prefix ? epx_prefix_n_evictable(s->prefix) : 0;
     *out = (epx_sched_stats_t){.n_running = s->n_running,

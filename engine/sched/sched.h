@@ -111,6 +111,8 @@ int epx_sched_token(epx_sched_t *s, epx_seq_t *seq, int32_t token);
 void epx_sched_release(epx_sched_t *s, epx_seq_t *seq);
 /* Take n pages for other uses, evicting what is only cached; 0 when there are not so many. Give them back to the pool. */
 int epx_sched_take_pages(epx_sched_t *s, int32_t n, int32_t *out_pages);
+/* Give back every page that only the prefix cache keeps. */
+void epx_sched_flush_cache(epx_sched_t *s);
 void epx_sched_stats(const epx_sched_t *s, epx_sched_stats_t *out);
 int32_t epx_sched_n_running(const epx_sched_t *s);
 int32_t epx_sched_n_waiting(const epx_sched_t *s);

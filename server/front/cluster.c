@@ -236,6 +236,12 @@ epx_status_t epx_cluster_reports(epx_cluster_t *c, epx_rank_stats_t *out_stats, 
     return EPX_OK;
 }
 
+void epx_cluster_flush_cache(epx_cluster_t *c) {
+    pthread_mutex_lock(&c->lock);
+    if (c->state == EPX_CLUSTER_SERVING) epx_cluster_send_all(c, EPX_MSG_FLUSH, NULL, 0);
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* lock held */
 static void begin_stop(epx_cluster_t *c) {
     c->state = EPX_CLUSTER_STOPPING;

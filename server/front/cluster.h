@@ -57,6 +57,8 @@ epx_status_t epx_cluster_stats(epx_cluster_t *c, epx_rank_stats_t *out_stats, in
  * old while a rank works and exact while it is idle; a request whose last event was delivered is counted.
  * out_stats [n_ranks]. out_expert_rows [n_layers * n_experts] or NULL: (token, expert) pairs of all ranks are added to it. */
 epx_status_t epx_cluster_reports(epx_cluster_t *c, epx_rank_stats_t *out_stats, uint64_t *out_expert_rows, int n_ranks);
+/* Forget the prefixes of earlier requests on all ranks, before any request submitted later. Does not wait. */
+void epx_cluster_flush_cache(epx_cluster_t *c);
 /* Orderly stop: live requests are cancelled, the ranks leave together; bounded (5 s), then SIGKILL. No process of the cluster
  * is left and no callback runs afterwards. Not from a callback. NULL allowed. */
 void epx_cluster_destroy(epx_cluster_t *c);

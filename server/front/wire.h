@@ -19,6 +19,7 @@ typedef enum {
     EPX_MSG_ABORT,       /* empty: leave at once, a rank is lost */
     EPX_MSG_GET_STATS,   /* empty */
     EPX_MSG_BOOT_ALL,    /* the blobs of all ranks in rank order */
+    EPX_MSG_FLUSH,       /* empty: forget cached prefixes */
     EPX_MSG_READY = 100, /* epx_rank_info_t */
     EPX_MSG_FAILED,      /* epx_wire_put_failure(): the rank ends */
     EPX_MSG_PROGRESS,    /* f64 fraction, then the name of the phase */

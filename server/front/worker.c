@@ -108,6 +108,10 @@ static epx_status_t take_frame(epx_worker_t *w, uint32_t kind, const char *data,
     case EPX_MSG_GET_STATS:
         send_stats(w);
         return EPX_OK;
+    case EPX_MSG_FLUSH:
+        epx_rank_flush_cache(w->rank);
+        send_report(w, 1);
+        return EPX_OK;
     case EPX_MSG_ABORT:
         epx_worker_leave(EPX_WORKER_ABANDONED);
     default:

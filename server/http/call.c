@@ -226,6 +226,7 @@ static void add_token(epx_choice_t *ch, const epx_event_t *ev) {
 static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
     epx_http_t *h = ch->call->http;
     epx_metrics_on_event(&h->metrics, ev, ch->start_ns, &ch->last_ns);
+    ch->n_cached = ev->n_cached;
     if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev);
     if (ev->finish != EPX_FINISH_NONE) {
         epx_choice_t **at = &h->table[ch->id % EPX_HTTP_N_BUCKETS];

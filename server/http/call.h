@@ -23,6 +23,7 @@ typedef struct epx_choice {
     epx_finish_t finish;              /* [lock] EPX_FINISH_NONE while it runs */
     int end_token;                    /* [lock] the last token ended the text and is no part of it */
     int cancel_sent, closed;          /* [lock] closed: nobody wants what may still come */
+    int32_t n_cached;                 /* [lock] prompt tokens found in the prefix cache */
     int aborted;                      /* [lock] ended by /abort_request */
     const char *rid;                  /* [lock] name for /abort_request; lies in call->own; NULL: call->id */
     uint64_t start_ns, last_ns;       /* [lock] when it was submitted, when its last token came; 0: none yet */

@@ -19,7 +19,9 @@ typedef struct {
     const epx_chat_template_t *chat_template; /* NULL: chat completions answer 400 saying so */
     epx_sampling_t default_sampling;          /* from generation_config.json; a request's fields override */
     int max_context, n_vocab;
-    const char *api_key; /* NULL: none; else every path but /health and /metrics needs "Authorization: Bearer KEY" */
+    const char *api_key;     /* NULL: none; else every path but /health and /metrics needs "Authorization: Bearer KEY" */
+    const char *model_path;  /* of /get_model_info; NULL: the name */
+    const char *server_args; /* of /get_server_info: a JSON object, borrowed; NULL: none */
     /* Limits; 0: the default. */
     int max_connections;  /* 1024, and never more than the descriptors of this process allow */
     int max_live;         /* choices queued or generating; more are answered 429. 1024 */

@@ -57,7 +57,7 @@ void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, uint64_t star
     if (ev->token >= 0) {
         if (*last_ns == 0) observe(r, EPX_LATENCY_FIRST_TOKEN, now - start_ns);
         else observe(r, EPX_LATENCY_INTER_TOKEN, now - *last_ns);
-        *last_ns = now;
+        *last_ns = m->last_token_ns = now;
     }
     if (ev->finish == EPX_FINISH_NONE) return;
     r->n_requests++;

@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
     int n_ranks;
     epx_rank_metrics_t *ranks; /* owned, [n_ranks] */
+    uint64_t last_token_ns;    /* 0: none yet */
 } epx_metrics_t;
 
 /* Upper bounds in seconds, ascending. */

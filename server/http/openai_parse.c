@@ -54,7 +54,7 @@ static int depth_within(const char *s, size_t n, int max) {
     return 1;
 }
 
-static epx_status_t load_body(const char *body, size_t n_bytes, json_t **out_root, epx_api_error_t *err) {
+epx_status_t epx_api_load_body(const char *body, size_t n_bytes, json_t **out_root, epx_api_error_t *err) {
     json_error_t je;
     size_t bad_off;
     if (n_bytes == 0) return epx_api_fail(err, 400, "invalid_json", NULL, "the request body is empty; a JSON object is needed");
@@ -130,7 +130,7 @@ epx_status_t epx_api_parse(const char *body, size_t n_bytes, int is_chat, const 
     epx_api_parse_t p = {.req = out, .lim = lim, .err = err};
     json_t *root = NULL;
     memset(out, 0, sizeof *out);
-    EPX_TRY(load_body(body, n_bytes, &root, err));
+    EPX_TRY(epx_api_load_body(body, n_bytes, &root, err));
     out->is_chat = is_chat;
     out->n = 1;
     out->sampling = lim->default_sampling;

@@ -24,6 +24,8 @@ const char *epx_api_show(const json_t *v, char buf[EPX_API_SHOW_BYTES]);
 /* 400 on parameter `name`: "name: legal, got value". */
 epx_status_t epx_api_bad_value(epx_api_parse_t *p, const char *name, const json_t *v, const char *legal);
 
+/* The body as a JSON object, within the limits of depth and encoding. *out_root is a new reference. */
+epx_status_t epx_api_load_body(const char *body, size_t n_bytes, json_t **out_root, epx_api_error_t *err);
 /* Handle one top-level parameter; a name that does not exist is refused. */
 epx_status_t epx_api_parse_param(epx_api_parse_t *p, const char *name, const json_t *v);
 epx_status_t epx_api_parse_messages(epx_api_parse_t *p, const char *name, const json_t *v);

@@ -47,7 +47,8 @@ typedef struct {
     epx_api_prompt_t *prompts; /* completions: [n_prompts] */
     int n_prompts;
     int n;
-    int32_t max_tokens; /* 0: not given */
+    int32_t max_tokens;     /* 0: not given */
+    int32_t default_tokens; /* then, and if there is room; 0: OpenAI's default */
     epx_sampling_t sampling;
     epx_adjust_t adjust;
     epx_bias_t *bias; /* owned: the list of adjust */

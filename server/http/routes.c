@@ -4,6 +4,7 @@
 
 #include "server/http/call.h"
 #include "server/http/http_impl.h"
+#include "server/http/native.h"
 #include "server/http/openai_write.h"
 
 #define MODELS_PREFIX "/v1/models/"
@@ -58,12 +59,33 @@ static const epx_http_route_t routes[] = {
     {"/v1/models", "GET, HEAD", 0, get_models},
     {MODELS_PREFIX, "GET, HEAD", 0, get_model},
     {"/health", "GET, HEAD", 0, get_health},
+    {"/health_generate", "GET, HEAD", 0, epx_native_health_generate},
+    {"/ping", "GET, HEAD", 0, epx_native_ping},
+    {"/generate", "POST, PUT", 1, epx_native_generate},
+    {"/get_model_info", "GET, HEAD", 0, epx_native_model_info},
+    {"/model_info", "GET, HEAD", 0, epx_native_model_info},
+    {"/get_server_info", "GET, HEAD", 0, epx_native_server_info},
+    {"/server_info", "GET, HEAD", 0, epx_native_server_info},
+    {"/get_load", "GET, HEAD", 0, epx_native_load_info},
+    {"/flush_cache", "GET, POST", 0, epx_native_flush_cache},
+    {"/abort_request", "POST", 1, epx_native_abort},
+    {"/tokenize", "POST", 1, epx_native_tokenize},
+    {"/v1/tokenize", "POST", 1, epx_native_tokenize},
+    {"/detokenize", "POST", 1, epx_native_detokenize},
+    {"/v1/detokenize", "POST", 1, epx_native_detokenize},
+    {"/start_expert_distribution_record", "GET, POST", 0, epx_native_record_start},
+    {"/stop_expert_distribution_record", "GET, POST", 0, epx_native_record_stop},
+    {"/dump_expert_distribution_record", "GET, POST", 0, epx_native_record_dump},
+    {"/metrics", "GET, HEAD", 0, epx_native_metrics},
+    {"/engine/state", "GET, HEAD", 0, epx_native_state},
+    {"/web/", "GET, HEAD", 0, epx_web_asset},
+    {"/", "GET, HEAD", 0, epx_web_asset},
 };
 
 const epx_http_route_t *epx_http_find_route(const char *url) {
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
         size_t n = strlen(routes[i].path);
-        int is_prefix = routes[i].path[n - 1] == '/';
+        int is_prefix = n > 1 && routes[i].path[n - 1] == '/';
         if (is_prefix ? strncmp(url, routes[i].path, n) == 0 && url[n] : strcmp(url, routes[i].path) == 0) return &routes[i];
     }
     return NULL;

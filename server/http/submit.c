@@ -67,7 +67,8 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
     int64_t room = (int64_t)c->http->max_tokens - (int64_t)p->n_ids, n_new = q->max_tokens;
     if (p->n_ids == 0)
         return epx_api_fail(err, 400, "invalid_value", c->req.is_chat ? "messages" : "prompt", "the input has no tokens");
-    if (n_new == 0) n_new = c->req.is_chat || room < EPX_HTTP_COMPLETION_TOKENS ? room : EPX_HTTP_COMPLETION_TOKENS;
+    int64_t usual = q->default_tokens ? q->default_tokens : EPX_HTTP_COMPLETION_TOKENS;
+    if (n_new == 0) n_new = c->req.is_chat || room < usual ? room : usual;
     if (n_new < 1 || n_new > room) return too_long(c, err, p->n_ids, (int32_t)n_new);
     if (q->min_tokens > n_new)
         return epx_api_fail(err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (here %d), got %d",

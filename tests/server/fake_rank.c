@@ -112,6 +112,8 @@ void epx_rank_cancel(epx_rank_t *r, uint64_t id) {
         if (r->live[i].id == id) r->live[i].cancelled = 1;
 }
 
+void epx_rank_flush_cache(epx_rank_t *r) { r->stats.n_cached_tokens = 0; }
+
 void epx_rank_wake(epx_rank_t *r, uint64_t wake_seq) {
     if (wake_seq == r->wake_seq + 1) r->idle = 0; /* numbers come without gaps; else the next step complains */
     r->wake_seq = wake_seq;

@@ -348,7 +348,7 @@ def models_and_health():
 
 
 def paths_and_methods():
-    for path in ("/", "/v1", "/v1/completions/", "/v1/models/", "/nope", "/v1/%00", "/../etc/passwd"):
+    for path in ("/v1", "/web/none.js", "/v1/completions/", "/v1/models/", "/nope", "/v1/%00", "/../etc/passwd"):
         status, _, body = S.request("GET", path)
         expect_error((status, json.loads(body)), 404, "no such path")
     for method, path, allow in (("GET", "/v1/completions", "POST"), ("DELETE", "/v1/chat/completions", "POST"),
