@@ -14,4 +14,11 @@ if(Python3_FOUND)
   add_test(NAME http_e2e COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/http_e2e.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math)
   set_tests_properties(http_e2e PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+  add_test(NAME native_api COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/native_test.py ${epx_program}
+    ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR})
+  set_tests_properties(native_api PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+  # Screenshots: build/artifacts.
+  add_test(NAME web_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/web_test.py ${epx_program}
+    ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts)
+  set_tests_properties(web_page PROPERTIES TIMEOUT 180 SKIP_RETURN_CODE 77 LABELS "server;release_only")
 endif()
