@@ -81,6 +81,30 @@ static epx_status_t check_rounds(const epx_grammar_t *g) {
     return bad ? epx_fail(EPX_ERR_ARG, "schema: a $ref leads back to itself without anything in between") : EPX_OK;
 }
 
+/* ---- width ---- */
+
+/* Ways in which a value may begin, at most one more than the limit. anyOf does not go round. */
+static int32_t width_of(const epx_grammar_t *g, int32_t node) {
+    const gn_node_t *n = &g->nodes[node];
+    int32_t sum = n->kind == GN_TEXTS ? n->n : 1;
+    if (n->kind == GN_ANYOF) sum = 0;
+    for (int32_t i = 0; n->kind == GN_ANYOF && i < n->n && sum <= EPX_GRAMMAR_MAX_WIDTH; i++)
+        sum += width_of(g, g->kids[n->first + i]);
+    return sum <= EPX_GRAMMAR_MAX_WIDTH ? sum : EPX_GRAMMAR_MAX_WIDTH + 1;
+}
+
+static epx_status_t check_widths(const epx_grammar_t *g) {
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        if (g->nodes[i].kind == GN_OBJECT && g->nodes[i].n > EPX_GRAMMAR_MAX_WIDTH)
+            return epx_fail(EPX_ERR_ARG, "schema: an object with %d properties; at most %d", g->nodes[i].n,
+                            EPX_GRAMMAR_MAX_WIDTH);
+        if (width_of(g, i) > EPX_GRAMMAR_MAX_WIDTH)
+            return epx_fail(EPX_ERR_ARG, "schema: more than %d alternatives of enum and anyOf in one place",
+                            EPX_GRAMMAR_MAX_WIDTH);
+    }
+    return EPX_OK;
+}
+
 /* ---- oneOf ---- */
 
 enum { OBJECTS = 1, ARRAYS = 2, STRINGS = 4, NUMBERS = 8, BOOLEANS = 16, NULLS = 32 };
@@ -171,6 +195,7 @@ static epx_status_t check_one_of(const epx_grammar_t *g, int32_t node) {
 
 epx_status_t epx_grammar_analyse(epx_grammar_t *g, const int32_t *one_of, int32_t n_one_of) {
     EPX_TRY(check_rounds(g));
+    EPX_TRY(check_widths(g));
     find_depths(g);
     if (g->nodes[g->root].depth > EPX_GRAMMAR_MAX_DEPTH)
         return epx_fail(EPX_ERR_ARG, "schema: every value is infinite or nests deeper than %d levels", EPX_GRAMMAR_MAX_DEPTH);

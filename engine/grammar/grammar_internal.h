@@ -11,6 +11,7 @@ enum {
     EPX_GRAMMAR_MAX_INDENT = 20,     /* white space of a new line between two parts of a value */
     EPX_GRAMMAR_MAX_DIGITS = 15,     /* before the point, and behind it: exact in a double */
     EPX_GRAMMAR_MAX_EXPONENT = 2,    /* digits */
+    EPX_GRAMMAR_MAX_WIDTH = 1000,    /* ways in which a value or a name may begin */
     EPX_GRAMMAR_MAX_BRANCHES = 4096, /* positions at once */
 };
 

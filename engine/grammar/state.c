@@ -46,12 +46,14 @@ void epx_grammar_state_destroy(epx_grammar_state_t *s) {
 
 static void set_bit(uint32_t *bits, int32_t id) { bits[id / 32] |= 1u << (id % 32); }
 
-/* Positions [from, to) by a byte, appended. Too many: none, which only forbids the token. */
+/* Positions [from, to) by a byte, appended; how many. Too many: none, which only forbids the token. */
 static int32_t step_set(gf_machine_t *m, int32_t from, int32_t to, uint8_t b) {
     int32_t before = m->n_tops;
     for (int32_t i = from; i < to; i++) {
         epx_grammar_step(m, m->tops[i], b);
-        if (m->n_tops - before > EPX_GRAMMAR_MAX_BRANCHES) m->n_tops = before;
+        if (m->n_tops - before <= EPX_GRAMMAR_MAX_BRANCHES) continue;
+        m->n_tops = before;
+        return 0;
     }
     return m->n_tops - before;
 }
@@ -130,7 +132,8 @@ epx_status_t epx_grammar_mask(epx_grammar_state_t *s, uint32_t *bits, int32_t *o
     if (s->m.no_memory) return epx_fail(EPX_ERR_NOMEM, "grammar: no memory");
     *out_n = count_bits(bits, n_words);
     if (*out_n == 0 && !epx_grammar_can_end(s))
-        return epx_fail(EPX_ERR_INTERNAL, "grammar: no token of the vocabulary fits the text so far");
+        return epx_fail(EPX_ERR_INTERNAL,
+                        "grammar: no token of the vocabulary fits the text so far, or the schema has too many ways to go on");
     return EPX_OK;
 }
 

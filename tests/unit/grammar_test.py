@@ -213,6 +213,8 @@ FIXED = [
     ({"type": "object", "properties": {}, "additionalProperties": False}, r"\{\s*\}$"),
     ({"type": "string", "enum": ["a", 1, None]}, r'"a"$'),
     ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, r"(null|true|false)$"),
+    ({"enum": [f"value {i}" for i in range(1000)]}, r'"value [0-9]{1,3}"$'),
+    ({"type": "object", "properties": {f"p{i}": {"const": i} for i in range(1000)}, "required": ["p999"]}, r"\{"),
 ]
 
 
@@ -257,6 +259,8 @@ REFUSED = [
     ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "infinite"), ({"items": {"$ref": "#"}, "minItems": 1}, "infinite"),
     ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf[0] and oneOf[1] may match the same value"),
     ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "may match"), ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "may match"),
+    ({"enum": list(range(1001))}, "more than 1000 alternatives"), ({"anyOf": [{"enum": [f"{k}.{i}" for i in range(600)]} for k in range(2)]}, "more than 1000 alternatives"),
+    ({"properties": {f"p{i}": {} for i in range(1001)}}, "1001 properties; at most 1000"),
     ({"additionalProperties": 5}, "true, false or a schema"), ({"items": [{}]}, "a list of schemas is not supported"), ({"properties": []}, "must be an object"),
 ]
 
