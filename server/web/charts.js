@@ -91,7 +91,7 @@ export class HeatMap {
   }
 
   layout() {
-    const left = 46, top = 4, bottom = 20, n_rows = this.rows.length, n_cols = n_rows ? this.rows[0].length : 0;
+    const left = 56, top = 4, bottom = 20, n_rows = this.rows.length, n_cols = n_rows ? this.rows[0].length : 0;
     const all = n_cols ? (this.canvas.clientWidth - left - 2) / n_cols : 0, w = this.square ? Math.min(all, 120) : all;
     const h = this.square ? Math.min(36, Math.max(18, w / 2)) : Math.min(26, Math.max(9, 300 / Math.max(n_rows, 1)));
     return { left, top, bottom, n_rows, n_cols, w, h };

@@ -1,9 +1,10 @@
-/* Bodies of the two generating endpoints through the parser, and what it says through the writer. The first byte picks the
- * endpoint: odd means chat. */
+/* Bodies of the generating endpoints through the parsers, and what they say through the writer. The first byte picks the
+ * endpoint: bit 1 means /generate, else bit 0 means chat. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/http/native.h"
 #include "server/http/openai_request.h"
 #include "server/http/openai_write.h"
 
@@ -37,10 +38,29 @@ static void check_error(const epx_api_error_t *err) {
     epx_str_fini(&out);
 }
 
+static void check_native(const char *body, size_t n_bytes) {
+    epx_api_request_t r;
+    epx_api_error_t err = {0};
+    epx_native_t *own = NULL;
+    if (epx_native_parse(body, n_bytes, &limits, 2, &r, &own, &err) < 0) {
+        check_error(&err);
+        return;
+    }
+    EPX_ASSERT(r.n_prompts >= 1 && r.n_prompts == own->n_prompts && r.n * r.n_prompts <= EPX_API_MAX_CHOICES);
+    EPX_ASSERT(own->dp_rank_plus_1 >= 0 && own->dp_rank_plus_1 <= 2);
+    for (int i = 0; i < own->n_prompts; i++) EPX_ASSERT(own->each[i].max_tokens >= -1 && own->each[i].n == r.n);
+    epx_native_free(own);
+    epx_api_request_fini(&r);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     epx_api_request_t r;
     epx_api_error_t err = {0};
     if (n_bytes == 0) return 0;
+    if (data[0] & 2) {
+        check_native((const char *)data + 1, n_bytes - 1);
+        return 0;
+    }
     if (epx_api_parse((const char *)data + 1, n_bytes - 1, data[0] & 1, &limits, &r, &err) >= 0) {
         check_request(&r);
         epx_api_request_fini(&r);

@@ -193,6 +193,21 @@ def wait_until(condition, wait_s=10):
         time.sleep(0.02)
 
 
+def abort_by_openai_id():
+    """A stream of OpenAI's ends with what there is and the finish reason abort."""
+    s = S.raw(30)
+    s.sendall(post_bytes("/v1/completions", {"model": NAME, "prompt": TEXT, "max_tokens": 3900, "ignore_eos": True, "stream": True},
+                         "Connection: close\r\n"))
+    data = b""
+    while b'"id":"' not in data:
+        data += s.recv(4096)
+    name = re.search(rb'"id":"([^"]+)"', data).group(1).decode()
+    assert S.post("/abort_request", {"rid": name}) == (200, {"num_aborted": 1})
+    data += read_all(s)
+    s.close()
+    assert b'"finish_reason":"abort"' in data and b"data: [DONE]" in data, data[-500:]
+
+
 def information():
     assert get("/ping")[0] == 200 and get("/health")[0] == 200 and get("/health_generate")[0] == 200
     time.sleep(1.1)
@@ -305,6 +320,12 @@ def documented():
     assert doc == real, (set(doc) ^ set(real), {k: (doc[k], real[k]) for k in doc if k in real and doc[k] != real[k]})
     with open(os.path.join(SOURCE, "docs", "grafana", "epx.json")) as f:
         board = json.load(f)
+    with open(os.path.join(SOURCE, "server", "http", "routes.c")) as f:
+        routes = set(re.findall(r'^    \{"(/[^"]*)", "', f.read(), re.M))
+    text = "".join(open(os.path.join(SOURCE, "docs", n)).read() for n in ("serving.md", "native-api.md"))
+    text = text.replace("`/stop_...`, `/dump_...`", "/stop_expert_distribution_record /dump_expert_distribution_record")
+    missing = [r for r in routes if r != "/web/" and not re.search(rf"[ `]{re.escape(r)}[ `,]", text)]
+    assert len(routes) > 20 and missing == [], f"not in the documentation: {missing}"
     used = set()
     for panel in board["panels"]:
         for t in panel.get("targets", []):
@@ -364,7 +385,7 @@ def page_headers():
 
 
 try:
-    CODE = run_cases([generate, default_is_128_tokens, bench_serving_body, lists, stops, json_schema, refusals, dp_rank_pin, abort, information, record,
+    CODE = run_cases([generate, default_is_128_tokens, bench_serving_body, lists, stops, json_schema, refusals, dp_rank_pin, abort, abort_by_openai_id, information, record,
                       token_counters, exchange_metrics, prefix_cache, gone_client, the_reader_is_strict, documented, page_headers])
 finally:
     S.process.terminate()

@@ -180,6 +180,27 @@ def quiet_console():
     assert bad == [], bad
 
 
+def needs_a_key():
+    """With --api-key the page comes without one, says so, and works once the key is entered."""
+    s2 = Server([EPX, "serve", "--model-path", MODEL, "--port", "0", "--max-total-tokens", "4096", "--api-key", "secret"],
+                r"^http://127\.0\.0\.1:(\d+)", 60)
+    try:
+        assert s2.request("GET", "/engine/state")[0] == 401
+        B.open(f"http://127.0.0.1:{s2.port}/")
+        B.wait("return document.getElementById('status').textContent.includes('needs an API key')")
+        B.click("#settings summary")
+        B.type("#key", "secret")
+        B.wait("return document.getElementById('status').textContent === 'serving'")
+        B.type("#question", "What is 17+25?" + ENTER)
+        B.wait(f"const m = {LAST}; return m && !m.classList.contains('busy')")
+        assert B.run("return Object.values(localStorage)").count("secret") == 0  # the key is not stored
+    finally:
+        s2.process.terminate()
+        s2.process.wait(20)
+    B.open(URL)
+    B.wait("return document.getElementById('status').textContent === 'serving'")
+
+
 def lost_rank():
     """A rank dies and the server ends: the page says that it is not there any more."""
     import signal
@@ -190,7 +211,7 @@ def lost_rank():
 
 try:
     CODE = run_cases([opens, asks_and_streams, second_turn_carries_the_first, live_view_moves, keyboard, stop_and_errors, text_stays_text,
-                      accessible, narrow, quiet_console, lost_rank])
+                      accessible, narrow, quiet_console, needs_a_key, lost_rank])
 finally:
     B.close()
     if S.process.poll() is None:
