@@ -103,9 +103,10 @@ static int wait_for_end(epx_session_t *s, epx_http_t *h) {
         nanosleep(&(struct timespec){0, ERRORS_OUT_MS * 1000000L}, NULL); /* live requests receive their errors */
         return 1;
     }
-    fprintf(stderr, "epx: signal %d (SIG%s): stopping\n", (int)stop_signal, sigabbrev_np(stop_signal));
+    fprintf(stderr, "epx: signal %d (SIG%s): live requests may end within %d s, the same signal again ends at once\n",
+            (int)stop_signal, sigabbrev_np(stop_signal), (int)s->settings->shutdown_timeout);
     drain(h, s->settings->shutdown_timeout);
-    return 0;
+    return epx_session_failed(s, why, sizeof why) ? 1 : 0;
 }
 
 static int serve_http(epx_session_t *s, epx_http_t *h, const char *name) {

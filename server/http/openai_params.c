@@ -104,6 +104,13 @@ static epx_status_t parse_ignore_eos(epx_api_parse_t *p, const char *name, const
     return take_bool(p, name, v, &p->req->ignore_eos);
 }
 
+static epx_status_t parse_skip_special_tokens(epx_api_parse_t *p, const char *name, const json_t *v) {
+    int skip = !p->req->keep_special;
+    EPX_TRY(take_bool(p, name, v, &skip));
+    p->req->keep_special = !skip;
+    return EPX_OK;
+}
+
 static epx_status_t parse_echo(epx_api_parse_t *p, const char *name, const json_t *v) {
     return take_bool(p, name, v, &p->req->echo);
 }
@@ -178,6 +185,7 @@ static const struct {
     {"stop", BOTH, epx_api_parse_stop},
     {"stop_token_ids", BOTH, epx_api_parse_stop_ids},
     {"ignore_eos", BOTH, parse_ignore_eos},
+    {"skip_special_tokens", BOTH, parse_skip_special_tokens},
     {"stream", BOTH, parse_stream},
     {"stream_options", BOTH, parse_stream_options},
     {"chat_template_kwargs", CHAT, parse_template_vars},
@@ -202,7 +210,6 @@ static const struct {
     {"store", CHAT, "[null,false]"},
     {"metadata", CHAT, "[null,{}]"},
     {"service_tier", CHAT, "[null,\"auto\",\"default\"]"},
-    {"skip_special_tokens", BOTH, "[null,true]"},
 };
 
 static int same_value(const json_t *a, const json_t *b) {
@@ -222,11 +229,11 @@ static epx_status_t check_neutral(epx_api_parse_t *p, const char *name, const js
 }
 
 static epx_status_t unknown_param(epx_api_parse_t *p, const char *name) {
-    char accepted[640];
+    char accepted[1000];
     size_t used = 0;
     int where = p->req->is_chat ? CHAT : COMPLETIONS;
     for (size_t i = 0; i < sizeof params / sizeof params[0]; i++)
-        if (params[i].where & where)
+        if ((params[i].where & where) && used < sizeof accepted)
             used += (size_t)snprintf(accepted + used, sizeof accepted - used, "%s%s", used ? ", " : "", params[i].name);
     return epx_api_fail(p->err, 400, "unknown_parameter", name, "%.60s: unknown parameter; accepted: %s", name, accepted);
 }

@@ -54,9 +54,10 @@ typedef struct {
     epx_bias_t *bias; /* owned: the list of adjust */
     int32_t min_tokens;
     int logprobs, echo;
-    char *grammar; /* owned; spec of engine/grammar/grammar.h, NULL: none */
-    json_t *tools; /* owned; for the chat template, NULL: none */
-    int one_call;  /* at most one tool call */
+    char *grammar;    /* owned; spec of engine/grammar/grammar.h, NULL: none */
+    json_t *tools;    /* owned; for the chat template, NULL: none */
+    int one_call;     /* at most one tool call */
+    int keep_special; /* special tokens are text */
     int32_t n_top;
     int has_seed, stream, include_usage, ignore_eos;
     char *stop[EPX_API_MAX_STOPS];

@@ -51,7 +51,8 @@ static epx_status_t push_token(epx_choice_t *ch, epx_token_news_t *news) {
     size_t n_bytes = 0;
     const char *bytes = epx_tokenizer_token_bytes(tok, news->token, &n_bytes);
     ch->n_completion++;
-    if (!bytes || epx_tokenizer_is_special(tok, news->token)) n_bytes = 0; /* no text, as an id of the padded vocabulary */
+    int is_silent = !ch->req->keep_special && epx_tokenizer_is_special(tok, news->token);
+    if (!bytes || is_silent) n_bytes = 0; /* no text, as an id of the padded vocabulary */
     if (ch->call->req.logprobs) EPX_TRY(epx_logprobs_add(&ch->logprobs, news, bytes ? bytes : "", n_bytes));
     return n_bytes ? epx_text_stream_push(&ch->stream, bytes, n_bytes, &ch->text) : EPX_OK;
 }

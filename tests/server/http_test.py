@@ -90,6 +90,15 @@ def end_token_is_not_text():
     assert a["usage"]["completion_tokens"] == a["usage"]["prompt_tokens"] + 1
 
 
+def special_tokens_as_text():
+    whole = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    for stream in (False, True):
+        body = chat("hi", skip_special_tokens=False, seed=END_TOKEN)
+        got = text_of(S.stream("/v1/chat/completions", body)[1]) if stream else S.post("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
+        assert got == whole, got
+    expect_error(S.post("/v1/completions", comp(skip_special_tokens=0)), 400, "true, false or null", "skip_special_tokens")
+
+
 def max_tokens_is_obeyed():
     _, a = S.post("/v1/completions", comp(max_tokens=3))
     assert a["usage"]["completion_tokens"] == 3 and a["choices"][0]["finish_reason"] == "length"
@@ -651,7 +660,7 @@ def stops_with_everything_ended():
     S.stop()
 
 
-CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_in_stream, end_token_is_not_text, max_tokens_is_obeyed,
+CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_in_stream, end_token_is_not_text, special_tokens_as_text, max_tokens_is_obeyed,
          stop_strings, stop_string_cancels, stop_token_ids, sampling_reaches_the_cluster, adjustments_reach_the_cluster,
          logprobs_of_chat, logprobs_of_completions, tool_calls, one_tool_call,
          forced_tool_calls_have_a_grammar, conversation_with_tools, response_format_reaches_the_cluster, echo, several_choices,
