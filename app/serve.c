@@ -84,6 +84,7 @@ static void announce(const epx_settings_t *o, const char *name, int port) {
     printf("Try:\n  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
            "    -d '{\"model\": \"%s\", \"messages\": [{\"role\": \"user\", \"content\": \"What is 17+25?\"}]}'\n",
            url, name);
+    printf("Or open %s in a browser: a chat and a live view of the engine.\n", url);
     fflush(stdout);
 }
 

@@ -25,6 +25,7 @@ typedef struct epx_choice {
     int cancel_sent, closed;          /* [lock] closed: nobody wants what may still come */
     int32_t n_cached;                 /* [lock] prompt tokens found in the prefix cache */
     int aborted;                      /* [lock] ended by /abort_request */
+    int stopped;                      /* [lock] ended by a stop string, which the ranks do not know */
     const char *rid;                  /* [lock] name for /abort_request; lies in call->own; NULL: call->id */
     uint64_t start_ns, last_ns;       /* [lock] when it was submitted, when its last token came; 0: none yet */
     char error[256];                  /* [lock] of EPX_FINISH_ERROR */

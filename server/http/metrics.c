@@ -50,7 +50,7 @@ static void observe(epx_rank_metrics_t *r, epx_latency_t what, uint64_t ns) {
     h->sum_s += s;
 }
 
-void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, uint64_t start_ns, uint64_t *last_ns) {
+void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole, uint64_t start_ns, uint64_t *last_ns) {
     uint64_t now = epx_now_ns();
     if (ev->dp_rank < 0 || ev->dp_rank >= m->n_ranks) return;
     epx_rank_metrics_t *r = &m->ranks[ev->dp_rank];
@@ -61,9 +61,10 @@ void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, uint64_t star
     }
     if (ev->finish == EPX_FINISH_NONE) return;
     r->n_requests++;
-    r->n_aborted += ev->finish == EPX_FINISH_CANCELLED;
+    is_whole |= ev->finish == EPX_FINISH_STOP || ev->finish == EPX_FINISH_LENGTH;
+    r->n_aborted += ev->finish == EPX_FINISH_CANCELLED && !is_whole;
     r->n_failed += ev->finish == EPX_FINISH_ERROR;
-    if (ev->finish == EPX_FINISH_STOP || ev->finish == EPX_FINISH_LENGTH) observe(r, EPX_LATENCY_REQUEST, now - start_ns);
+    if (is_whole) observe(r, EPX_LATENCY_REQUEST, now - start_ns);
 }
 
 /* Tokens per second since a reading at least a second ago; a rank that is idle makes none. */

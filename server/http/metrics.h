@@ -36,8 +36,9 @@ const double *epx_latency_bounds(epx_latency_t what, int *out_n);
 /* Before the first request. */
 epx_status_t epx_metrics_init(epx_metrics_t *m, epx_cluster_t *cluster);
 void epx_metrics_fini(epx_metrics_t *m);
-/* An event of a request that was submitted at start_ns; *last_ns: when its token before came, 0: none yet. */
-void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, uint64_t start_ns, uint64_t *last_ns);
+/* An event of a request that was submitted at start_ns; *last_ns: when its token before came, 0: none yet. is_whole: a stop
+ * string ended the answer, so that its cancellation is no abort. */
+void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole, uint64_t start_ns, uint64_t *last_ns);
 
 /* A reading of everything that is exposed: the same numbers for /metrics, /engine/state and the native endpoints. */
 typedef struct {

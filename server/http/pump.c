@@ -41,6 +41,7 @@ static void close_choice(epx_choice_t *ch, const char *reason) {
     pthread_mutex_lock(&h->lock);
     int runs = ch->finish == EPX_FINISH_NONE && !ch->cancel_sent;
     ch->cancel_sent |= runs;
+    ch->stopped = runs;
     ch->closed = 1;
     pthread_mutex_unlock(&h->lock);
     if (runs) epx_cluster_cancel(h->cluster, ch->id); /* a stop string ended it, the ranks do not know */

@@ -101,8 +101,12 @@ def lists():
 def stops():
     text = S.post("/generate", gen(n=30))[1]["text"]
     word = text[5:8]
+    names = ("sglang:num_aborted_requests_total", "sglang:num_requests_total", "sglang:e2e_request_latency_seconds_count")
+    before = [prom.value(metrics(), n) for n in names]
     a = S.post("/generate", gen(n=30, params={"stop": [word, "\x00never"]}))[1]
     assert a["text"] == text[:text.index(word)] and a["meta_info"]["finish_reason"] == {"type": "stop", "matched": word}, a
+    # the ranks are told to cancel what a stop string ended; for the metrics it is an answer like others
+    wait_until(lambda: [prom.value(metrics(), n) - b for n, b in zip(names, before)] == [0, 1, 1])
     ids = S.post("/generate", gen(n=30))[1]["output_ids"]
     a = S.post("/generate", gen(n=30, params={"stop_token_ids": [ids[4]]}))[1]
     assert a["meta_info"]["finish_reason"] == {"type": "stop", "matched": ids[4]}, a
