@@ -166,17 +166,17 @@ static void fill(const settings_t *o, bench_run_t *run) {
     run->file_bytes = (sizeof *run + 4095) / 4096 * 4096 + (uint64_t)run->n_ranks * run->peer_area_bytes;
 }
 
-/* A mapped file that the ranks open by path; removed when the run is over. */
+/* Memory that the ranks open by path while this process lives; it has no name in a file system, so nothing can be left behind. */
 static bench_run_t *make_file(const bench_run_t *want, char *path, size_t cap) {
-    snprintf(path, cap, "/dev/shm/epx-bench-%d-XXXXXX", (int)getpid());
-    int fd = mkstemp(path);
+    int fd = memfd_create("epx-bench", MFD_CLOEXEC);
+    snprintf(path, cap, "/proc/%d/fd/%d", (int)getpid(), fd);
     bench_run_t *run = NULL;
     if (fd < 0 || ftruncate(fd, (off_t)want->file_bytes) != 0) {
         (void)epx_fail_errno(EPX_ERR_OS, errno, "%s", path);
     } else {
         run = bench_run_map(fd, want->file_bytes);
     }
-    if (fd >= 0) close(fd);
+    if (run == NULL && fd >= 0) close(fd); /* else the path needs it: closed by the end of the process */
     if (run) memcpy(run, want, sizeof *run);
     return run;
 }
@@ -272,7 +272,6 @@ static int run_all(const settings_t *o, bench_run_t *want) {
     bench_run_t *run = make_file(want, path, sizeof path);
     if (!run) return epx_print_error();
     code = peers ? run_mpi(run, program, path) : run_forked(run);
-    (void)unlink(path);
     if (code || run->failed) {
         (void)epx_fail(EPX_ERR_INTERNAL, "%s", run->error[0] ? run->error : "a rank ended early");
         code = epx_print_error();
