@@ -123,7 +123,9 @@ EPX_API epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_
  * Returns EPX_ERR_ARG (nothing was sent); EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer, EPX_ERR_ABORTED when another rank
  * gave up, EPX_ERR_MISMATCH when n_bytes differ: after those the group is lost and every later call on it fails. */
 EPX_API epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns);
-/* Mark a peer dead or alive for masked exchanges. Not built yet: EPX_ERR_UNSUPPORTED. */
+/* Mark another rank of the group as dead (alive 0) or take that back. Local: every living rank makes the same calls, then
+ * epx_plan_recover() on each plan, from where on the plan's exchanges leave the rank out. From now on its death is no news, and
+ * epx_group_allgather() gives zeros as its record. EPX_ERR_ARG: rank. */
 EPX_API epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive);
 /* Which peer this group has found dead (group rank), or -1. Never blocks. Ranks that are threads of one process die together. */
 EPX_API int epx_group_dead_rank(epx_group_t *g);
@@ -182,7 +184,7 @@ typedef struct {
                                         results, each row is computed once; divides W; 1: none */
     int n_channels;                  /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
     int n_blocks;                    /* GPU blocks per kernel; 0: chosen */
-    int renormalize;                 /* masked peers: rescale the remaining weights; 0 */
+    int renormalize;                 /* masked peers: scale a token's remaining weights to the old sum; 0 or 1 */
     const char *backend;             /* "onesided", "collective", "ref"; NULL or "auto": chosen */
     uint64_t timeout_ns;             /* of every wait; 0: 10 s */
 } epx_plan_config_t;
@@ -283,8 +285,16 @@ EPX_API epx_status_t epx_combine(epx_plan_t *p, const epx_io_t *io);
 EPX_API epx_status_t epx_plan_poll(epx_plan_t *p);
 /* Make every pending and later call on this plan fail with EPX_ERR_ABORTED, on all ranks that can be reached. */
 EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
-/* Collective over the living ranks: make an aborted plan usable again. Not built yet: EPX_ERR_UNSUPPORTED. */
+/* Make an aborted plan usable again: open exchanges are forgotten, all channels of all ranks go on with the same epoch, and ranks
+ * that epx_group_mask() marks take no part any more. Also ends the loss of the group's all-gather. Collective over the living ranks,
+ * which must have left every call of the plan and the group; no other thread uses the plan. Masked ranks cannot come back to it.
+ * Returns EPX_ERR_PEER (a dead rank is not masked), _TIMEOUT, _MISMATCH (the ranks masked differ): the plan stays aborted;
+ * _UNSUPPORTED when ranks are reached by messages. */
 EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
+/* After masking: how many tokens of the exchange begun last on this channel have places that no living rank computes, and for each
+ * token how many ([n_tokens], borrowed until the next dispatch_send; only written once a rank is masked; NULL: not wanted). Such
+ * places add nothing to the result. */
+EPX_API epx_status_t epx_plan_missing(epx_plan_t *p, int channel, int *out_n_tokens, const uint8_t **out_places);
 /* New placement tables [n_slots] (NULL as in the config), in force for exchanges `epoch`, epoch + 1, ... of every channel; earlier
  * ones use the old tables. Collective over the group, at the same place between the calls of all ranks; not on the step path. The
  * caller moves the weights. Returns EPX_ERR_ARG (tables; version not above the present one; an epoch that has begun on some rank),

@@ -21,6 +21,7 @@ struct epx_group {
     epx_slab_t *ctl;     /* owned: records of epx_group_allgather() */
     uint64_t *records;   /* owned, EPX_GROUP_RECORD_BYTES a rank: set-up calls gather here, so that none fails for lack of memory
                             before it has taken part */
+    uint8_t *masked;     /* [n_ranks] owned; 1: takes no part any more, its death is no news. net->masked is the same */
     uint64_t epoch;      /* of the last all-gather */
     uint64_t timeout_ns; /* of set-up calls */
     uint32_t lost;       /* an all-gather has failed */
@@ -97,6 +98,11 @@ void epx_placement_fill(epx_plan_t *p, const epx_plan_config_t *cfg, uint64_t fi
 const epx_placement_t *epx_placement_for(const epx_plan_t *p, uint64_t epoch);
 /* That of the exchange in flight on a channel, else of the next. */
 const epx_placement_t *epx_plan_place(const epx_plan_t *p, int channel);
+
+/* ---- recover.c ---- */
+
+/* Count the places of each token that no living rank computes; with cfg.renormalize io->weights becomes the scaled ones. */
+void epx_mask_apply(epx_plan_t *p, epx_io_t *io);
 
 /* ---- step.c ---- */
 

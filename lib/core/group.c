@@ -72,8 +72,9 @@ static epx_status_t new_group(const epx_world_t *w, const int *ranks, int n_rank
     epx_group_t *g = calloc(1, sizeof *g);
     int n = ranks == NULL ? w->boot.n_ranks : n_ranks;
     if (g != NULL) g->peers = calloc((size_t)n, sizeof *g->peers);
+    if (g != NULL) g->masked = calloc((size_t)n, 1);
     if (g != NULL) g->records = calloc((size_t)n, EPX_GROUP_RECORD_BYTES);
-    if (g == NULL || g->peers == NULL || g->records == NULL) {
+    if (g == NULL || g->peers == NULL || g->records == NULL || g->masked == NULL) {
         epx_group_destroy(g);
         return epx_fail(EPX_ERR_NOMEM, "no memory for a group of %d ranks", n);
     }
@@ -94,6 +95,7 @@ static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, void *card)
     const epx_transport_t *t;
     EPX_TRY(epx_select_transport(w->transports, g->peers, g->n_ranks, &t));
     EPX_TRY(t->open(g->rank, g->n_ranks, g->peers, &g->net, card));
+    g->net->masked = g->masked;
     g->net->transport = t; /* before anything that may look at messages */
     EPX_TRY(t->slab_alloc(g->net, ctl_bytes(g->n_ranks), &g->ctl));
     if (t->messages != NULL) EPX_TRY(t->messages->reserve(g->ctl, sizeof(record_t), sizeof(record_t), 2, g->timeout_ns));
@@ -181,6 +183,7 @@ void epx_group_destroy(epx_group_t *g) {
         t->close(g->net);
     }
     free(g->records);
+    free(g->masked);
     free(g->peers);
     free(g);
 }
@@ -204,8 +207,12 @@ epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_caps) {
 }
 
 epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive) {
-    (void)g, (void)rank, (void)alive;
-    return epx_unsupported_call("epx_group_mask", "make a new group of the living ranks");
+    if (g == NULL) return epx_fail(EPX_ERR_ARG, "group is NULL");
+    if (rank < 0 || rank >= g->n_ranks || rank == g->rank)
+        return epx_fail(EPX_ERR_ARG, "rank is %d; legal: another rank of the group, 0 to %d without %d", rank, g->n_ranks - 1,
+                        g->rank);
+    g->masked[rank] = !alive;
+    return EPX_OK;
 }
 
 int epx_group_dead_rank(epx_group_t *g) {
@@ -222,6 +229,7 @@ static void push_record(epx_group_t *g, const void *mine, size_t n_bytes, uint64
     uint64_t off = record_off(g, parity, g->rank), n_bytes_64 = n_bytes;
     for (int i = 1; i < g->n_ranks; i++) {
         int dst = (g->rank + i) % g->n_ranks;
+        if (g->masked[dst]) continue;
         char *at = epx_slab_put(g->ctl, dst, off + offsetof(record_t, n_bytes), sizeof n_bytes_64 + n_bytes);
         memcpy(at, &n_bytes_64, sizeof n_bytes_64);
         memcpy(at + sizeof n_bytes_64, mine, n_bytes);
@@ -253,6 +261,10 @@ static epx_status_t allgather(epx_group_t *g, const void *mine, size_t n_bytes, 
     if (EPX_MUTANT(wrong_epoch_parity) && g->rank % 2 == 1) EPX_MUTANT_PAUSE();
     for (int i = 1; i < g->n_ranks; i++) {
         int src = (g->rank + i) % g->n_ranks;
+        if (g->masked[src]) {
+            memset((char *)out_all + (size_t)src * n_bytes, 0, n_bytes);
+            continue;
+        }
         epx_status_t s = take_record(g, &w, src, parity, n_bytes, (char *)out_all + (size_t)src * n_bytes);
         if (s == EPX_OK) continue;
         g->lost = 1;

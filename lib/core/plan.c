@@ -71,6 +71,8 @@ static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w
     r->terms = take(a, k > w ? k : w, sizeof *r->terms);
     r->row_base = take(a, w, sizeof *r->row_base);
     r->scale_base = take(a, w, sizeof *r->scale_base);
+    ch->missing = take(a, (size_t)c->max_tokens, sizeof *ch->missing);
+    ch->weights = c->renormalize ? take(a, (size_t)c->max_tokens * k, sizeof *ch->weights) : NULL;
 }
 
 static void carve_placement(const epx_plan_config_t *c, arena_t *a, epx_placement_t *pl) {
@@ -369,18 +371,15 @@ epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_of
     return EPX_OK;
 }
 
-epx_status_t epx_plan_recover(epx_plan_t *p) {
-    (void)p;
-    return epx_unsupported_call("epx_plan_recover", "destroy the plan and create a new one");
-}
-
 /* ---- destroy ---- */
 
 /* Tell all peers that this rank uses no slab any more, and wait until they say the same. A negative status: not all have. */
 static epx_status_t leave(epx_plan_t *p) {
     epx_wait_t w = {p->net, p->slab, "destroy", 1, p->cfg.timeout_ns, NULL};
-    for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
-    for (int r = 0; r < p->n_ranks; r++) EPX_TRY(epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1));
+    for (int r = 0; r < p->n_ranks; r++)
+        if (p->alive[r] || p->slab->base[r] != NULL) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
+    for (int r = 0; r < p->n_ranks; r++)
+        if (p->alive[r]) EPX_TRY(epx_wait_ge(&w, r, epx_leave_off(&p->layout, r), 1));
     epx_slab_drain(p->slab);
     return EPX_OK;
 }
@@ -391,7 +390,7 @@ static void leave_private(epx_plan_t *p) {
     uint64_t start = epx_now_ns();
     for (int r = 0; r < p->n_ranks; r++) epx_slab_signal(p->slab, r, epx_leave_off(&p->layout, p->rank), 1);
     for (int r = 0; r < p->n_ranks; r++)
-        while (epx_load_acquire_u64(epx_slab_word(p->slab, p->rank, epx_leave_off(&p->layout, r))) == 0 &&
+        while (p->alive[r] && epx_load_acquire_u64(epx_slab_word(p->slab, p->rank, epx_leave_off(&p->layout, r))) == 0 &&
                epx_now_ns() - start < p->cfg.timeout_ns)
             nanosleep(&pause, NULL);
 }

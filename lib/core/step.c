@@ -79,7 +79,9 @@ static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     ch->place = epx_placement_for(p, ch->epoch);
     ch->n_tokens = io->n_tokens;
     p->n_dispatches++;
-    return leave(p, io->channel, EPX_CH_DISPATCH_RECV, p->a2a->dispatch_send(p, io));
+    epx_io_t masked = *io;
+    epx_mask_apply(p, &masked);
+    return leave(p, io->channel, EPX_CH_DISPATCH_RECV, p->a2a->dispatch_send(p, &masked));
 }
 
 static epx_status_t run_dispatch_recv(epx_plan_t *p, const epx_io_t *io) {

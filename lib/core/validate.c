@@ -56,7 +56,6 @@ static epx_status_t check_built(const epx_plan_config_t *c) {
     if (c->scale_layout == EPX_SCALE_COL_MAJOR && c->layout == EPX_LAYOUT_LISTS)
         return epx_fail(EPX_ERR_ARG, "scale_layout is COL_MAJOR with layout LISTS; legal: ROW_MAJOR, since rows stay in place");
     EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
-    EPX_TRY(only_int("renormalize", c->renormalize, 0));
     return EPX_OK;
 }
 

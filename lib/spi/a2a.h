@@ -39,6 +39,9 @@ typedef struct {
     int n_tokens;                 /* T of the exchange in flight */
     uint64_t epoch;               /* of the exchange in flight, or the last one; the first is 1 */
     const epx_placement_t *place; /* of that exchange */
+    int n_missing;                /* tokens with places that no living rank computes */
+    uint8_t *missing;             /* [T] such places of each token */
+    float *weights;               /* [T * K] weights in force; NULL without cfg.renormalize */
     epx_lists_t lists;
     epx_routes_t routes;
 } epx_channel_t;
@@ -61,8 +64,10 @@ struct epx_plan {
     size_t private_bytes;
     epx_placement_t placements[2];
     int newest_placement;
-    int32_t *slot_count;     /* [W] scratch */
-    uint8_t *alive;          /* [W] 0: masked, no part in exchanges */
+    int32_t *slot_count; /* [W] scratch */
+    uint8_t *alive;      /* [W] 0: masked, no part in exchanges */
+    int any_masked;
+    uint64_t n_recovers;
     epx_channel_t *channels; /* [n_channels] */
     void *backend_block;     /* a2a->private_bytes() of them, zeroed */
 

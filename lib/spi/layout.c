@@ -75,6 +75,7 @@ epx_status_t epx_slab_layout(const epx_plan_config_t *cfg, int n_ranks, uint32_t
         l.combine_row_bytes = l.combine_scale_off + n_blocks * sizeof(float);
     }
     l.leave_off = take(&head, w, EPX_FLAG_STRIDE, 1);
+    l.recover_off = take(&head, w, EPX_FLAG_STRIDE, 1);
     l.channel_off = head.at;
     lay_channel(cfg, w, regions, &ch, &l);
     l.channel_bytes = ch.at;

@@ -1,7 +1,7 @@
 /* Offsets and sizes of one rank's slab. Fixed at create by capacities only, the same on every rank, so that a peer's slot is
  * found without asking. Plain integers: host and device read it. Nothing here allocates.
  *
- * slab = head | leave flags [W] | channel 0 | channel 1 ...
+ * slab = head | leave flags [W] | recover records [W] | channel 0 | channel 1 ...
  * channel = F_d[W] F_c[W] counts[W] published | ids[W][T][K] | weights[W][T][K] | X[T][H] | stage[T][H] + scales | D[W][T][H] +
  * scales | C C is [K][T][H] (exact) or [W][T][H] (partial). A region that a backend or transport does not use has size 0. */
 #ifndef EPX_SPI_LAYOUT_H
@@ -24,7 +24,7 @@ enum { EPX_REGION_D = 1u << 0, EPX_REGION_C = 1u << 1 };
 
 /* Offsets in bytes. Those of the second block are relative to the channel. */
 typedef struct {
-    uint64_t total_bytes, leave_off, channel_off, channel_bytes;
+    uint64_t total_bytes, leave_off, recover_off, channel_off, channel_bytes;
 
     uint64_t flag_d_off, flag_c_off; /* [W] at EPX_FLAG_STRIDE */
     uint64_t count_off;              /* [W] u64 at EPX_FLAG_STRIDE: tokens of each source */
@@ -60,6 +60,9 @@ static inline uint64_t epx_flag_c_off(const epx_slab_layout_t *l, int channel, i
 }
 static inline uint64_t epx_leave_off(const epx_slab_layout_t *l, int src) {
     return l->leave_off + (uint64_t)src * EPX_FLAG_STRIDE;
+}
+static inline uint64_t epx_recover_off(const epx_slab_layout_t *l, int src) {
+    return l->recover_off + (uint64_t)src * EPX_FLAG_STRIDE;
 }
 static inline uint64_t epx_count_off(const epx_slab_layout_t *l, int channel, int src) {
     return epx_channel_off(l, channel) + l->count_off + (uint64_t)src * EPX_FLAG_STRIDE;

@@ -42,6 +42,7 @@ struct epx_net {
     int may_spin;            /* 0 when there are more ranks on this host than cores */
     epx_slab_t *ctl;         /* the group's control slab once shared; owned by the group */
     int n_messages;          /* peers that are reached by messages */
+    const uint8_t *masked;   /* [n_ranks] 1: dead and known to be; dead_rank() passes over it. Owned by the group; set at open */
 };
 
 enum { EPX_NET_CARD_BYTES = 1024 };
@@ -86,7 +87,7 @@ struct epx_transport {
     /* Collective, same order on every rank: fills base[]. */
     epx_status_t (*slab_share)(epx_net_t *net, epx_slab_t *slab, uint64_t timeout_ns);
     void (*slab_free)(epx_net_t *net, epx_slab_t *slab);
-    /* A rank whose process has died, or -1. Slow path of waits: one system call at most. Any thread. */
+    /* A rank whose process has died and which is not masked, or -1. Slow path of waits: one system call at most. Any thread. */
     int (*dead_rank)(epx_net_t *net);
     const epx_messages_t *messages; /* NULL: every peer is mapped */
     /* Is it there on this machine? NULL: always. EPX_ERR_UNSUPPORTED with the reason; the same answer each time. */

@@ -16,6 +16,7 @@ quick() {
     echo "groups threads group_allgather"
     echo "refuse mismatch_names_the_field"
     echo "channels threads"
+    echo "recover threads"
     echo "faults threads timeout_names_phase_and_peer"
 }
 

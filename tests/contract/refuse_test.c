@@ -105,8 +105,7 @@ static const int bad_slot_rank[E] = {0, 1, 0, 1, 0, 2}, bad_slot_expert[E] = {0,
     ROW(EPX_ERR_UNSUPPORTED, "n_blocks", "1", cfg->n_blocks = 1)                                                       \
     ROW(EPX_ERR_UNSUPPORTED, "token_dtype", "bytes", cfg->token_dtype = EPX_BYTES)                                     \
     ROW(EPX_ERR_ARG, "combine_dtype", "bytes",                                                                         \
-        (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3, cfg->combine_dtype = EPX_BYTES))             \
-    ROW(EPX_ERR_UNSUPPORTED, "renormalize", "1", cfg->renormalize = 1)
+        (cfg->token_dtype = EPX_FP8_E4M3, cfg->wire_dtype = EPX_FP8_E4M3, cfg->combine_dtype = EPX_BYTES))
 
 static void apply_plan_row(epx_plan_config_t *cfg, int idx) {
     int i = 0;
@@ -217,6 +216,7 @@ static const int other_slot_rank[E] = {1, 0, 1, 0, 1, 0}, other_slot_expert[E] =
     ROW("align", (cfg->layout = EPX_LAYOUT_CONTIGUOUS, cfg->align = 8))           \
     ROW("n_channels", cfg->n_channels = 2)                                        \
     ROW("n_slots", cfg->n_slots = E + 1)                                          \
+    ROW("renormalize", cfg->renormalize = 1)                                      \
     ROW("replicate", cfg->replicate = 3)                                          \
     ROW("combine", cfg->combine = EPX_COMBINE_PARTIAL)                            \
     ROW("backend", cfg->backend = "collective")                                   \
@@ -404,8 +404,10 @@ static int body_nulls(th_rank_t *r) {
     TH_STATUS(r, epx_component(-1, &comp), EPX_ERR_NOT_FOUND);
     TH_STATUS(r, epx_component(10000, &comp), EPX_ERR_NOT_FOUND);
     TH_STATUS(r, epx_component(0, NULL), EPX_ERR_ARG);
-    TH_STATUS(r, epx_plan_recover(b.p), EPX_ERR_UNSUPPORTED);
-    TH_STATUS(r, epx_group_mask(b.g, 1, 0), EPX_ERR_UNSUPPORTED);
+    TH_STATUS(r, epx_plan_recover(NULL), EPX_ERR_ARG);
+    TH_STATUS(r, epx_group_mask(NULL, 1, 0), EPX_ERR_ARG);
+    TH_STATUS(r, epx_group_mask(b.g, r->rank, 0), EPX_ERR_ARG);
+    TH_STATUS(r, epx_group_mask(b.g, 2, 0), EPX_ERR_ARG);
     TH_STATUS(r, epx_plan_set_placement(NULL, other_slot_rank, NULL, 1, 5), EPX_ERR_ARG);
     epx_plan_destroy(NULL);
     epx_group_destroy(NULL);

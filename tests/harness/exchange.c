@@ -271,6 +271,16 @@ static int check_counts(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
     return 0;
 }
 
+static int check_missing(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_open_t *o) {
+    const uint8_t *places = NULL;
+    int n = -1;
+    TH_OK(r, epx_plan_missing(p, c->channel, &n, &places));
+    TH_CHECK(r, n == o->want.n_missing, "%d tokens with missing places, wanted %d", n, o->want.n_missing);
+    for (int t = 0; n > 0 && t < o->batches[o->rank].n_tokens; t++)
+        TH_CHECK(r, places[t] == o->want.missing[t], "token %d misses %d places, wanted %d", t, places[t], o->want.missing[t]);
+    return 0;
+}
+
 static int check_result(th_rank_t *r, const th_case_t *c, const th_open_t *o) {
     const th_shape_t *s = &c->shape;
     int at = first_difference(o->result, o->want.result, o->result_bytes);
@@ -295,6 +305,7 @@ static int do_recv(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     maybe_sleep(c, o->rank, o->seed, 2);
     if (check_offsets(r, p, c, o) != 0) return -1;
     if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_packed(r, c, o)) return -1;
+    if (check_missing(r, p, c, o) != 0) return -1;
     return check_counts(r, c, o);
 }
 

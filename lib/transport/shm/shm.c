@@ -115,7 +115,9 @@ static int dead_rank(epx_net_t *net) {
         for (int i = 0; i < m; i++) p[i] = (struct pollfd){n->fds[first + i], POLLRDHUP, 0};
         if (poll(p, (nfds_t)m, 0) <= 0) continue;
         for (int i = 0; i < m; i++)
-            if ((p[i].revents & (POLLHUP | POLLERR | POLLRDHUP)) && !left_group(net, first + i)) return first + i;
+            if ((p[i].revents & (POLLHUP | POLLERR | POLLRDHUP)) && !left_group(net, first + i) &&
+                !(net->masked != NULL && net->masked[first + i]))
+                return first + i;
     }
     return -1;
 }
