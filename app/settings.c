@@ -19,8 +19,7 @@ static const epx_option_t options[] = {
     {"model-path", NULL, EPX_OPTION_TEXT, AT(model_path), 0, -1, NULL, NULL, ALL, "DIR",
      "Directory of a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json."},
     {"tp-size", "tp", EPX_OPTION_INT, AT(tp), 1, 64, NULL, NULL, ALL, "N",
-     "Number of ranks; each is a process. Default 1. More than one rank needs --dp-size of the same value and "
-     "--enable-dp-attention, because attention tensor parallelism is not built yet."},
+     "Number of ranks; each is a process. Default 1. --tp-size / --dp-size consecutive ranks share the heads of attention."},
     {"dp-size", "dp", EPX_OPTION_INT, AT(dp), 1, 64, NULL, NULL, ALL, "N",
      "Number of data-parallel attention ranks: each has its own requests and KV pool. Default 1. Must divide --tp-size."},
     {"enable-dp-attention", NULL, EPX_OPTION_FLAG, AT(enable_dp_attention), 0, -1, NULL, NULL, ALL, NULL,

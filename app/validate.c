@@ -30,12 +30,6 @@ static epx_status_t check_tp_dp(const epx_settings_t *s, epx_str_t *out) {
                                tp, dp, dp, tp));
         return append_divisors(out, tp);
     }
-    if (tp != dp)
-        return epx_str_printf(
-            out,
-            "--tp-size %d --dp-size %d: %d ranks would share one attention group, and attention tensor parallelism "
-            "is not built yet; legal: --dp-size %d --enable-dp-attention\n",
-            tp, dp, tp / dp, tp);
     return EPX_OK;
 }
 

@@ -80,6 +80,8 @@ typedef struct {
     int dummy;         /* 1: random weights instead of the files */
     uint64_t seed;     /* of dummy weights */
     int rank, n_ranks; /* whose experts */
+    int attn_tp;       /* ranks that run the same rows and may share the heads of attention; 0 and 1: none */
+    int attn_rank;     /* among them */
     int max_rows;      /* largest n_rows of a batch of any rank, >= 1 */
     epx_load_progress_t progress;
 } epx_model_load_t;
@@ -93,6 +95,14 @@ void epx_model_destroy(epx_model_t *m);
 epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan);
 /* Fill the fields of a plan configuration that the model determines: hidden, top_k, n_experts, max_tokens, f32, lists. */
 void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg);
+/* 0: this rank computes all heads. 1: *out, which is initialised, is the exchange over the ranks that share them; then
+ * epx_model_set_attention_plan() must be called before the first forward. The plan is borrowed until destroy. */
+int epx_model_attention_plan_config(const epx_model_t *m, epx_plan_config_t *out);
+epx_status_t epx_model_set_attention_plan(epx_model_t *m, epx_plan_t *plan);
+/* Ranks that share the heads: attn_tp, or 1 where the architecture's attention is not cut (latent attention, norms over all
+ * heads, block-scaled matrices, heads that do not divide). And heads of this rank's KV cache. */
+int epx_model_attention_tp(const epx_model_t *m);
+int epx_model_kv_heads(const epx_model_t *m);
 const epx_model_config_t *epx_model_config(const epx_model_t *m);
 /* Bytes of checkpoint files mapped by this rank; 0 for dummy weights. */
 uint64_t epx_model_mapped_bytes(const epx_model_t *m);

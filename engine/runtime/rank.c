@@ -48,6 +48,31 @@ static epx_status_t make_world(epx_rank_t *r) {
     return epx_group_create(r->world, NULL, 0, -1, &r->group);
 }
 
+/* Every rank makes all groups, as it must, and is in one. */
+static epx_status_t make_attention_groups(epx_rank_t *r) {
+    int ranks[EPX_RANK_MAX_TP];
+    if (epx_model_attention_tp(r->model) == 1) return EPX_OK;
+    for (int g = 0; g < r->cfg.dp; g++) {
+        epx_group_t *made = NULL;
+        for (int i = 0; i < r->attn_size; i++) ranks[i] = g * r->attn_size + i;
+        EPX_TRY(epx_group_create(r->world, ranks, r->attn_size, -1, &made));
+        if (made) r->attn_group = made;
+    }
+    return EPX_OK;
+}
+
+static epx_status_t make_attention_plan(epx_rank_t *r) {
+    epx_plan_config_t pc;
+    epx_plan_info_t pi = {.size = sizeof pi};
+    epx_plan_config_init(&pc);
+    if (!epx_model_attention_plan_config(r->model, &pc)) return EPX_OK;
+    pc.timeout_ns = epx_rank_timeout_ns(r);
+    EPX_TRY(epx_plan_create(r->attn_group, &pc, &r->attn_plan));
+    EPX_TRY(epx_plan_info(r->attn_plan, &pi));
+    r->info.exchange_bytes += pi.slab_bytes + pi.private_bytes;
+    return EPX_OK;
+}
+
 static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
     epx_model_load_t load = {.size = sizeof load,
                              .dir = r->cfg.model_path,
@@ -55,6 +80,8 @@ static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
                              .seed = r->cfg.random_seed,
                              .rank = r->cfg.rank,
                              .n_ranks = r->cfg.tp,
+                             .attn_tp = r->attn_size,
+                             .attn_rank = r->attn_rank,
                              .max_rows = r->max_rows,
                              .progress = {r->cfg.progress, r->cfg.progress_ctx}};
     return epx_model_create(mc, &load, r->ops, &r->model);
@@ -68,6 +95,7 @@ void epx_rank_plan_config(const epx_rank_t *r, epx_plan_config_t *out) {
     epx_plan_config_init(out);
     epx_model_plan_config(r->model, out);
     out->combine = r->cfg.combine;
+    out->replicate = r->attn_size;
     out->backend = epx_moe_preset(r->cfg.moe_a2a_backend)->library;
     out->timeout_ns = epx_rank_timeout_ns(r);
 }
@@ -108,6 +136,8 @@ static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
 /* What needs no peer. */
 static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     EPX_TRY(epx_rank_check_config(&r->cfg));
+    r->attn_size = r->cfg.tp / r->cfg.dp;
+    r->attn_rank = r->cfg.rank % r->attn_size;
     r->model_dir = strdup(r->cfg.model_path);
     if (!r->model_dir) return epx_fail(EPX_ERR_NOMEM, "rank: no memory");
     EPX_TRY(epx_model_config_load(r->cfg.model_path, out_mc));
@@ -134,6 +164,7 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     epx_rank_t *r = calloc(1, sizeof *r);
     if (!r) return epx_fail(EPX_ERR_NOMEM, "rank: no memory");
     r->cfg = *cfg;
+    r->attn_size = 1;
     EPX_TRY_GOTO(s, prepare(r, &mc), err_rank);
     EPX_TRY_GOTO(s, make_world(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, load_model(r, &mc), "loading the model"), err_rank);
@@ -142,6 +173,11 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_make_kv(r), "allocating the KV cache"), err_rank);
     EPX_TRY_GOTO(s, make_plan(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_model_set_plan(r->model, r->plan), "allocating expert outputs"), err_rank);
+    EPX_TRY_GOTO(s, make_attention_groups(r), err_rank);
+    EPX_TRY_GOTO(s, make_attention_plan(r), err_rank);
+    if (r->attn_plan) s = epx_model_set_attention_plan(r->model, r->attn_plan);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, s, "dividing attention"), err_rank);
+    r->info.attn_tp = epx_model_attention_tp(r->model);
     r->info.mapped_bytes = epx_model_mapped_bytes(r->model);
     *out_rank = r;
     return EPX_OK;
@@ -163,8 +199,11 @@ void epx_rank_destroy(epx_rank_t *r) {
     free_requests(r);
     epx_sched_destroy(r->sched);
     epx_sampler_destroy(r->sampler);
+    epx_rank_drop_orders(r);
+    epx_plan_destroy(r->attn_plan);
     epx_plan_destroy(r->plan);
     epx_model_destroy(r->model);
+    epx_group_destroy(r->attn_group);
     epx_group_destroy(r->group);
     epx_world_destroy(r->world);
     epx_kv_store_destroy(r->kv);
@@ -215,6 +254,11 @@ void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
     out_stats->n_lookup_tokens = ss.n_prefix_tokens;
     out_stats->n_cached_tokens = ss.n_cached_tokens;
     out_stats->n_retracted = ss.n_retracted;
+    if (r->attn_rank == 0) return;
+    /* The group's first rank counts requests for all of them. */
+    out_stats->n_running = out_stats->n_waiting = 0;
+    out_stats->n_prompt_tokens = out_stats->n_generated_tokens = out_stats->n_prefill_tokens = out_stats->n_decode_tokens = 0;
+    out_stats->n_lookup_tokens = out_stats->n_cached_tokens = out_stats->n_retracted = 0;
 }
 
 const epx_meter_t *epx_rank_meter(const epx_rank_t *r) { return epx_model_meter(r->model); }
@@ -271,17 +315,17 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     epx_rank_request_t *own = copy_request(req);
     if (!own) return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
     epx_status_t s = epx_rank_begin_grammar(r, req, own);
-    if (s >= 0) s = epx_sched_submit(r->sched, &sr, &seq);
-    if (s < 0) {
-        epx_rank_request_free(own);
-        return s;
-    }
-    seq->user = own;
-    seq->tokens = own->tokens;
-    return EPX_OK;
+    sr.user = own;
+    sr.tokens = own->tokens;
+    if (s >= 0) s = r->attn_size > 1 ? epx_rank_add_order(r, &sr) : epx_sched_submit(r->sched, &sr, &seq);
+    if (s < 0) epx_rank_request_free(own);
+    return s;
 }
 
-void epx_rank_cancel(epx_rank_t *r, uint64_t id) { epx_sched_cancel(r->sched, id); }
+void epx_rank_cancel(epx_rank_t *r, uint64_t id) {
+    if (r->attn_size == 1) epx_sched_cancel(r->sched, id);
+    else epx_rank_add_order(r, &(epx_sched_request_t){.id = id}); /* without memory the request runs to its end */
+}
 
 void epx_rank_flush_cache(epx_rank_t *r) { epx_sched_flush_cache(r->sched); }
 

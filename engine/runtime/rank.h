@@ -20,7 +20,8 @@ typedef struct {
     uint32_t size;
     const char *model_path;      /* directory of a Hugging Face checkpoint */
     int rank, tp;                /* world rank and size */
-    int dp, ep;                  /* attention-DP ranks, expert-parallel ranks; here dp == tp and ep == tp */
+    int dp, ep;                  /* attention-DP groups: tp / dp consecutive ranks each, which run the same requests and share the
+                                    heads of attention; expert-parallel ranks, here ep == tp */
     const char *moe_a2a_backend; /* "auto", "none", "pplx" */
     epx_combine_t combine;
     const char *load_format; /* "auto", "dummy" */
@@ -102,6 +103,7 @@ typedef struct {
     char backend[32], transport[32], isa[16];
     int n_threads;
     int chunk_tokens, max_running;
+    int attn_tp;    /* ranks that share the heads of a request; below tp / dp where the architecture's attention is not cut */
     int max_tokens; /* most tokens of this rank in one step, which the exchange is sized for */
     int n_local_experts, page_size;
 } epx_rank_info_t;
@@ -131,7 +133,9 @@ void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info);
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats);
 /* Rows by expert and times of the exchange; borrowed, changed by epx_rank_step(). */
 const epx_meter_t *epx_rank_meter(const epx_rank_t *r);
-/* Queue a request (copied). EPX_ERR_ARG / EPX_ERR_CAPACITY say what is wrong with it; nothing else is affected. */
+/* Queue a request (copied). With tp / dp > 1 every rank of the group gets the same requests and cancellations in the same order;
+ * they take effect in the first step after all have them, and only the group's first rank reports events. EPX_ERR_ARG /
+ * EPX_ERR_CAPACITY say what is wrong with it; nothing else is affected. */
 epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req);
 /* Ends at the next step border with EPX_FINISH_CANCELLED. Unknown ids are ignored. */
 void epx_rank_cancel(epx_rank_t *r, uint64_t id);

@@ -37,6 +37,12 @@ typedef struct {
     epx_top_t top[EPX_SAMPLE_MAX_TOP];
 } epx_rank_draw_t;
 
+/* A request or cancellation that the other ranks of the attention group may not have yet. */
+typedef struct epx_rank_order {
+    struct epx_rank_order *next;
+    epx_sched_request_t request; /* user: owned until it is in the scheduler; NULL: cancel request.id */
+} epx_rank_order_t;
+
 struct epx_rank {
     epx_rank_config_t cfg; /* defaults filled in; pointers of the caller only used during create */
     epx_generation_defaults_t gen;
@@ -48,6 +54,11 @@ struct epx_rank {
     epx_group_t *group;
     epx_model_t *model;
     epx_plan_t *plan;
+    int attn_size, attn_rank; /* the attention group: tp / dp ranks, and this one's place */
+    epx_group_t *attn_group;  /* NULL: attention is not divided */
+    epx_plan_t *attn_plan;
+    epx_rank_order_t *orders, **orders_tail;            /* not in force yet */
+    uint64_t n_orders_got, n_orders_done, n_orders_all; /* the last: every rank of the group has this many */
     epx_kv_pool_t *pool;
     epx_kv_store_t *kv;
     epx_sched_t *sched;
@@ -102,6 +113,10 @@ typedef enum { EPX_AT_IDLE, EPX_AT_AGREE, EPX_AT_FORWARD, EPX_AT_SAMPLE } epx_ra
 void epx_rank_enter(epx_rank_t *r, epx_rank_phase_t phase, int32_t n_rows);
 /* SGLang's log lines of a batch that is about to run, and of retractions (position.c). */
 void epx_rank_log_batch(epx_rank_t *r, const epx_sched_batch_t *b);
+/* Keep an order for later (attn_size > 1), or let all that every rank of the group has take effect (orders.c). */
+epx_status_t epx_rank_add_order(epx_rank_t *r, const epx_sched_request_t *request);
+void epx_rank_apply_orders(epx_rank_t *r, void (*refused)(void *ctx, const epx_sched_request_t *q), void *ctx);
+void epx_rank_drop_orders(epx_rank_t *r);
 /* Wait limit of step agreement in ns. */
 uint64_t epx_rank_timeout_ns(const epx_rank_t *r);
 

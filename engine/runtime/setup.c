@@ -36,9 +36,7 @@ static epx_status_t check_parallel(const epx_rank_config_t *c) {
     if (c->tp < 1 || c->tp > EPX_RANK_MAX_TP) return epx_fail(EPX_ERR_ARG, "tp is %d, expected 1 to %d", c->tp, EPX_RANK_MAX_TP);
     if (c->rank < 0 || c->rank >= c->tp)
         return epx_fail(EPX_ERR_ARG, "rank is %d, expected 0 to tp - 1 = %d", c->rank, c->tp - 1);
-    if (c->dp != c->tp)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "dp is %d, supported: tp = %d (attention data-parallel on every rank)", c->dp,
-                        c->tp);
+    if (c->dp < 1 || c->tp % c->dp) return epx_fail(EPX_ERR_ARG, "dp is %d, expected a divisor of tp = %d", c->dp, c->tp);
     if (c->ep != c->tp) return epx_fail(EPX_ERR_UNSUPPORTED, "ep is %d, supported: tp = %d", c->ep, c->tp);
     if (c->tp > 1 && (!c->allgather || !c->barrier))
         return epx_fail(EPX_ERR_ARG, "tp is %d, but the bootstrap callbacks are not set", c->tp);
@@ -171,7 +169,7 @@ static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *
 
 static epx_kv_shape_t kv_shape(const epx_rank_t *r) {
     const epx_model_config_t *m = epx_model_config(r->model);
-    return (epx_kv_shape_t){m->n_layers, m->n_kv_heads, m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
+    return (epx_kv_shape_t){m->n_layers, epx_model_kv_heads(r->model), m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
 }
 
 epx_status_t epx_rank_size_kv(epx_rank_t *r) {

@@ -10,6 +10,7 @@
 /* What every rank tells the others before a step. */
 typedef struct {
     uint64_t epoch, wake_seq;
+    uint64_t n_orders, n_waiting_orders; /* of the rank's attention group: got since create; of these not in force */
     int32_t n_rows;
     int32_t stop;
 } step_record_t;
@@ -64,15 +65,22 @@ static epx_status_t lose(epx_rank_t *r, const sink_t *out, epx_status_t s) {
 
 static epx_status_t agree(epx_rank_t *r, int32_t n_rows, verdict_t *out_v) {
     step_record_t mine = {.epoch = r->epoch, .wake_seq = r->wake_seq, .n_rows = n_rows, .stop = r->stop}, all[EPX_RANK_MAX_TP];
+    mine.n_orders = r->n_orders_got;
+    mine.n_waiting_orders = r->n_orders_got - r->n_orders_done;
     EPX_TRY(epx_group_allgather(r->group, &mine, sizeof mine, all, epx_rank_timeout_ns(r)));
-    int n_busy = 0, n_stop = 0, same_wake = 1;
+    int n_busy = 0, n_stop = 0, same_wake = 1, first = r->cfg.rank - r->attn_rank;
+    r->n_orders_all = all[first].n_orders;
     for (int i = 0; i < r->cfg.tp; i++) {
         if (all[i].epoch != mine.epoch)
             return epx_fail(EPX_ERR_INTERNAL, "step agreement: rank %d is in step %" PRIu64 ", rank %d in step %" PRIu64, i,
                             all[i].epoch, r->cfg.rank, mine.epoch);
         n_busy += all[i].n_rows > 0;
         n_stop += all[i].stop != 0;
-        same_wake &= all[i].wake_seq == all[0].wake_seq;
+        same_wake &= all[i].wake_seq == all[0].wake_seq && all[i].n_waiting_orders == 0;
+        if (i >= first && i < first + r->attn_size && all[i].n_orders < r->n_orders_all) r->n_orders_all = all[i].n_orders;
+        if (all[i].n_rows != all[i - i % r->attn_size].n_rows)
+            return epx_fail(EPX_ERR_INTERNAL, "step agreement: ranks %d and %d of one attention group have %d and %d tokens",
+                            i - i % r->attn_size, i, all[i - i % r->attn_size].n_rows, all[i].n_rows);
     }
     r->epoch++;
     if (n_stop == r->cfg.tp) *out_v = STEP_STOP;
@@ -148,11 +156,19 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     return EPX_OK;
 }
 
+static void report_refused(void *ctx, const epx_sched_request_t *q) {
+    const sink_t *out = ctx;
+    epx_event_t ev = {
+        .id = q->id, .token = -1, .finish = EPX_FINISH_ERROR, .n_prompt = q->n_prompt, .error = epx_error_message()};
+    if (out->fn) out->fn(out->ctx, &ev);
+}
+
 epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
-    const sink_t out = {on_event, ctx};
+    const sink_t out = {r->attn_rank == 0 ? on_event : NULL, ctx}; /* the others of an attention group would say the same */
     epx_sched_batch_t sb;
     verdict_t v;
     if (r->failed < 0) return epx_fail(r->failed, "the rank has failed: %s", r->failure);
+    epx_rank_apply_orders(r, report_refused, (void *)(uintptr_t)&out);
     for (epx_seq_t *q = epx_sched_take_cancelled(r->sched); q; q = epx_sched_take_cancelled(r->sched)) {
         report(&out, q, NULL, EPX_FINISH_CANCELLED, NULL);
         end_request(r, q);

@@ -38,6 +38,8 @@ static epx_status_t check_config(const epx_cluster_config_t *cfg) {
         return epx_fail(EPX_ERR_ARG, "epx_cluster_config_t.size is %u; this build has %zu", cfg->size, sizeof *cfg);
     if (cfg->rank.tp < 1 || cfg->rank.tp > EPX_CLUSTER_MAX_RANKS)
         return epx_fail(EPX_ERR_ARG, "tp = %d; 1 to %d are possible", cfg->rank.tp, (int)EPX_CLUSTER_MAX_RANKS);
+    if (cfg->rank.dp < 1 || cfg->rank.tp % cfg->rank.dp)
+        return epx_fail(EPX_ERR_ARG, "dp = %d; the divisors of tp = %d are possible", cfg->rank.dp, cfg->rank.tp);
     if (cfg->on_event == NULL) return epx_fail(EPX_ERR_ARG, "on_event is NULL");
     return EPX_OK;
 }
@@ -48,6 +50,7 @@ static epx_status_t make(const epx_cluster_config_t *cfg, epx_cluster_t **out_c)
     if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "cluster: %zu bytes wanted", sizeof *c);
     c->cfg = *cfg;
     c->n_ranks = cfg->rank.tp;
+    c->group_size = cfg->rank.tp / cfg->rank.dp;
     c->next_id = 1;
     for (int r = 0; r < c->n_ranks; r++) {
         c->ranks[r].link.fd = -1;
@@ -112,12 +115,17 @@ static int is_less_loaded(const epx_cluster_t *c, const epx_front_rank_t *a, con
 /* lock held */
 static int choose_rank(epx_cluster_t *c) {
     int best = c->next_rank;
-    for (int i = 1; i < c->n_ranks; i++) {
+    for (int i = c->group_size; i < c->n_ranks; i += c->group_size) {
         int r = (c->next_rank + i) % c->n_ranks;
         if (is_less_loaded(c, &c->ranks[r], &c->ranks[best])) best = r;
     }
-    c->next_rank = (best + 1) % c->n_ranks;
+    c->next_rank = (best + c->group_size) % c->n_ranks;
     return best;
+}
+
+/* To every rank of the attention group whose first rank this is. lock held. */
+static void send_group(epx_cluster_t *c, int first, uint32_t kind, const void *payload, size_t n_bytes) {
+    for (int i = 0; i < c->group_size; i++) epx_cluster_send(c, first + i, kind, payload, n_bytes);
 }
 
 /* lock held */
@@ -146,7 +154,7 @@ static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, in
     c->ranks[rank].n_live_tokens += req->n_prompt;
     if (c->live.n == 1) wake_reader(c); /* from now on something is expected of the ranks */
     *out_id = entry.id;
-    epx_cluster_send(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
+    send_group(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
     c->wake_seq++;
     epx_cluster_send_all(c, EPX_MSG_WAKE, &c->wake_seq, sizeof c->wake_seq);
 done:
@@ -156,12 +164,12 @@ done:
 
 epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id) {
     epx_status_t s;
-    if (dp_rank < -1 || dp_rank >= c->n_ranks)
-        return epx_fail(EPX_ERR_ARG, "dp_rank = %d; -1 (any) to %d are possible", dp_rank, c->n_ranks - 1);
+    if (dp_rank < -1 || dp_rank >= c->n_ranks / c->group_size)
+        return epx_fail(EPX_ERR_ARG, "dp_rank = %d; -1 (any) to %d are possible", dp_rank, c->n_ranks / c->group_size - 1);
     if (req->prompt == NULL || req->n_prompt < 1)
         return epx_fail(EPX_ERR_ARG, "n_prompt = %d; a prompt has at least one token", req->n_prompt);
     pthread_mutex_lock(&c->lock);
-    s = submit_locked(c, req, dp_rank < 0 ? choose_rank(c) : dp_rank, out_id);
+    s = submit_locked(c, req, dp_rank < 0 ? choose_rank(c) : dp_rank * c->group_size, out_id);
     pthread_mutex_unlock(&c->lock);
     return s;
 }
@@ -170,7 +178,7 @@ void epx_cluster_cancel(epx_cluster_t *c, uint64_t id) {
     epx_live_t *at;
     pthread_mutex_lock(&c->lock);
     at = epx_live_find(&c->live, id);
-    if (at) epx_cluster_send(c, at->rank, EPX_MSG_CANCEL, &id, sizeof id);
+    if (at) send_group(c, at->rank, EPX_MSG_CANCEL, &id, sizeof id);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -248,7 +256,7 @@ static void begin_stop(epx_cluster_t *c) {
     c->kill_deadline = epx_now_ns() + STOP_NS;
     for (size_t i = 0; i < c->live.cap; i++) {
         const epx_live_t *at = &c->live.slots[i];
-        if (at->id) epx_cluster_send(c, at->rank, EPX_MSG_CANCEL, &at->id, sizeof at->id);
+        if (at->id) send_group(c, at->rank, EPX_MSG_CANCEL, &at->id, sizeof at->id);
     }
     epx_cluster_send_all(c, EPX_MSG_STOP, NULL, 0);
 }

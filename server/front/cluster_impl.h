@@ -37,6 +37,7 @@ typedef struct {
 struct epx_cluster {
     epx_cluster_config_t cfg; /* strings and .rank are valid until the ranks are ready */
     int n_ranks;
+    int group_size; /* ranks of an attention group; the first one speaks for it */
     epx_front_rank_t ranks[EPX_CLUSTER_MAX_RANKS];
     pthread_t reader;
     pthread_mutex_t lock;

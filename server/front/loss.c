@@ -28,7 +28,7 @@ void epx_cluster_end_live(epx_cluster_t *c, const char *why) {
                           .n_prompt = at->n_prompt,
                           .n_generated = at->n_generated,
                           .error = why,
-                          .dp_rank = at->rank};
+                          .dp_rank = at->rank / c->group_size};
         if (at->id) c->cfg.on_event(c->cfg.ctx, &ev);
     }
     epx_live_fini(&ended);

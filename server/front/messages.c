@@ -91,7 +91,7 @@ static epx_status_t take_events(epx_cluster_t *c, int rank, const char *data, si
     epx_status_t s;
     while ((s = epx_wire_get_event(&reader, &ev)) == EPX_OK)
         if (note_event(c, rank, &ev)) {
-            ev.dp_rank = rank;
+            ev.dp_rank = rank / c->group_size;
             c->cfg.on_event(c->cfg.ctx, &ev);
         }
     return s < 0 ? s : EPX_OK;

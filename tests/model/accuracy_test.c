@@ -1,5 +1,6 @@
 /* The 200 "known" word problems of tests/data/wordproblems in chat form, greedy, at most 220 new tokens: at least 198 right with
- * one rank and with two (transformers: 200). Also prints tokens per second. */
+ * one rank (transformers: 200), and the same text, token for token, in the layouts of SGLang's pplx test: data-parallel attention
+ * on 2 and 4 ranks, 4 ranks of which two each share the heads, and one request at a time. Also prints tokens per second. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -18,7 +19,7 @@ typedef struct {
 
 typedef struct {
     problem_t *problems; /* [N_PROBLEMS] */
-    int w;
+    int w, dp, n, one_by_one;
     uint64_t start_ns, end_ns;
     epx_rank_stats_t stats; /* of rank 0 */
 } exam_t;
@@ -75,16 +76,26 @@ static void on_event(void *ctx, const epx_event_t *ev) {
     p->out[p->n_out++] = ev->token;
 }
 
+static void submit(const exam_t *x, epx_rank_t *r, int i) {
+    epx_request_t q = {
+        .id = (uint64_t)i, .prompt = x->problems[i].prompt, .n_prompt = x->problems[i].n_prompt, .max_new_tokens = MAX_NEW};
+    epx_sampling_init(&q.sampling);
+    q.sampling.temperature = 0;
+    CHECK_OK(epx_rank_submit(r, &q));
+}
+
+/* Ranks of one attention group get the same problems. */
 static void body(void *ctx, int rank, epx_rank_t *r) {
     exam_t *x = ctx;
-    for (int i = rank; i < N_PROBLEMS; i += x->w) {
-        epx_request_t q = {
-            .id = (uint64_t)i, .prompt = x->problems[i].prompt, .n_prompt = x->problems[i].n_prompt, .max_new_tokens = MAX_NEW};
-        epx_sampling_init(&q.sampling);
-        q.sampling.temperature = 0;
-        CHECK_OK(epx_rank_submit(r, &q));
+    int first = rank / (x->w / x->dp);
+    for (int i = first; i < x->n && !x->one_by_one; i += x->dp) {
+        submit(x, r, i);
     }
     if (rank == 0) x->start_ns = epx_now_ns();
+    for (int i = 0; i < x->n && x->one_by_one; i++) {
+        if (i % x->dp == first) submit(x, r, i);
+        run_until_idle(r, on_event, x);
+    }
     run_until_idle(r, on_event, x);
     if (rank == 0) {
         x->end_ns = epx_now_ns();
@@ -92,9 +103,9 @@ static void body(void *ctx, int rank, epx_rank_t *r) {
     }
 }
 
-static int count_right(const epx_tokenizer_t *tok, const problem_t *p) {
+static int count_right(const epx_tokenizer_t *tok, const problem_t *p, int n_problems) {
     int n = 0;
-    for (int i = 0; i < N_PROBLEMS; i++) {
+    for (int i = 0; i < n_problems; i++) {
         epx_str_t text = {0};
         char got[32];
         CHECK_OK(epx_tokenizer_decode(tok, p[i].out, (size_t)p[i].n_out, 1, &text));
@@ -105,27 +116,43 @@ static int count_right(const epx_tokenizer_t *tok, const problem_t *p) {
     return n;
 }
 
-static void sit(const epx_tokenizer_t *tok, problem_t *problems, int w) {
-    exam_t x = {.problems = problems, .w = w};
-    epx_rank_config_t c = small_config(TINY, w);
+typedef struct {
+    const char *name, *backend;
+    int w, dp, n, one_by_one;
+} layout_t;
+
+static void sit(const epx_tokenizer_t *tok, problem_t *problems, const layout_t *l) {
+    exam_t x = {.problems = problems, .w = l->w, .dp = l->dp, .n = l->n, .one_by_one = l->one_by_one};
+    epx_rank_config_t c = small_config(TINY, l->w);
     int n_prompt = 0, n_out = 0;
+    c.dp = l->dp;
+    c.moe_a2a_backend = l->backend;
     c.max_total_tokens = 0;
     c.max_running = 64;
     for (int i = 0; i < N_PROBLEMS; i++) problems[i].n_out = 0;
     with_ranks(&c, body, &x);
-    for (int i = 0; i < N_PROBLEMS; i++) n_prompt += problems[i].n_prompt, n_out += problems[i].n_out;
+    for (int i = 0; i < l->n; i++) n_prompt += problems[i].n_prompt, n_out += problems[i].n_out;
     double s = (double)(x.end_ns - x.start_ns) * 1e-9;
-    int n = count_right(tok, problems);
-    printf("%d ranks: %d of %d right; %d prompt and %d new tokens in %.2f s: %.0f new tokens/s\n", w, n, N_PROBLEMS, n_prompt,
-           n_out, s, n_out / s);
+    int n = count_right(tok, problems, l->n);
+    printf("%s: %d of %d right; %d prompt and %d new tokens in %.2f s: %.0f new tokens/s\n", l->name, n, l->n, n_prompt, n_out, s,
+           n_out / s);
     printf("  rows sent by rank 0:");
-    for (int i = 0; i < w; i++) printf(" to rank %d: %llu", i, (unsigned long long)x.stats.rows_sent[i]);
+    for (int i = 0; i < l->w; i++) printf(" to rank %d: %llu", i, (unsigned long long)x.stats.rows_sent[i]);
     printf("\n");
     fflush(stdout);
-    CHECK(n >= NEEDED, "at least %d", NEEDED);
+    CHECK(n >= l->n * NEEDED / N_PROBLEMS, "at least %d of %d", NEEDED, N_PROBLEMS);
 }
 
+static const layout_t layouts[] = {
+    {"1 rank", "auto", 1, 1, N_PROBLEMS, 0},
+    {"2 ranks, dp 2", "auto", 2, 2, N_PROBLEMS, 0},
+    {"4 ranks, dp 4, pplx", "pplx", 4, 4, N_PROBLEMS, 0},
+    {"4 ranks, dp 4, deepep, one request at a time", "deepep", 4, 4, 40, 1},
+    {"4 ranks, dp 2 (two share the heads), pplx", "pplx", 4, 2, N_PROBLEMS, 0},
+};
+
 int main(void) {
+    static int32_t n_first[N_PROBLEMS];
     text_t t;
     problem_t *problems = calloc(N_PROBLEMS, sizeof *problems);
     int32_t(*first)[MAX_NEW] = calloc(N_PROBLEMS, sizeof *first);
@@ -133,12 +160,15 @@ int main(void) {
     CHECK_OK(epx_tokenizer_create(TINY "/tokenizer.json", &t.tok));
     CHECK_OK(epx_chat_template_load(TINY, &t.chat));
     read_problems(&t, problems);
-    sit(t.tok, problems, 1);
-    for (int i = 0; i < N_PROBLEMS; i++) memcpy(first[i], problems[i].out, sizeof first[i]);
-    sit(t.tok, problems, 2);
-    for (int i = 0; i < N_PROBLEMS; i++) /* exact combine: the same text, token for token */
-        CHECK(memcmp(first[i], problems[i].out, (size_t)problems[i].n_out * sizeof first[i][0]) == 0,
-              "problem %d: one rank and two differ", i);
+    sit(t.tok, problems, &layouts[0]);
+    for (int i = 0; i < N_PROBLEMS; i++) memcpy(first[i], problems[i].out, sizeof first[i]), n_first[i] = problems[i].n_out;
+    for (size_t k = 1; k < sizeof layouts / sizeof layouts[0]; k++) {
+        sit(t.tok, problems, &layouts[k]);
+        for (int i = 0; i < layouts[k].n; i++) /* exact combine: the same text, token for token */
+            CHECK(problems[i].n_out == n_first[i] &&
+                      memcmp(first[i], problems[i].out, (size_t)n_first[i] * sizeof first[i][0]) == 0,
+                  "problem %d: one rank and %s differ", i, layouts[k].name);
+    }
     for (int i = 0; i < N_PROBLEMS; i++) free(problems[i].prompt);
     free(problems);
     free(first);

@@ -100,7 +100,7 @@ static void check_configs(void) {
         b.field = value;                                               \
         expect_message(epx_rank_create(&b, &r), status, #field, part); \
     } while (0)
-    BAD(dp, 2, EPX_ERR_UNSUPPORTED, "supported: tp = 1");
+    BAD(dp, 2, EPX_ERR_ARG, "expected a divisor of tp = 1");
     BAD(ep, 2, EPX_ERR_UNSUPPORTED, "supported: tp = 1");
     BAD(tp, 0, EPX_ERR_ARG, "expected 1 to 64");
     BAD(rank, 1, EPX_ERR_ARG, "expected 0 to");

@@ -17,6 +17,7 @@ typedef struct {
 typedef struct {
     request_t q[N_REQUESTS];
     int w, idle; /* ranks; those from w - idle on get no request */
+    int group;   /* ranks of an attention group: all get its requests, each at its own time */
     int rows_of_idle_rank;
     epx_rank_stats_t stats[8];
 } exam_t;
@@ -60,19 +61,24 @@ static epx_request_t request(const request_t *q, uint64_t id) {
 /* Requests come over the first steps, not all at once. */
 static void body(void *ctx, int rank, epx_rank_t *r) {
     exam_t *x = ctx;
-    int busy = x->w - x->idle, next = rank, idle = rank >= busy;
+    int busy = (x->w - x->idle) / x->group, next = rank / x->group, idle = next >= busy, late = rank % x->group;
     epx_status_t s = EPX_OK;
     if (idle) epx_model_set_probe(epx_rank_model(r), on_layer, x);
-    else epx_rank_set_logits_hook(r, on_logits, x);
+    else if (late == 0) epx_rank_set_logits_hook(r, on_logits, x);
     for (int step = 0; s == EPX_OK; step++) {
-        for (int k = 0; k < 2 && !idle && next < N_REQUESTS && step % 2 == 0; k++, next += busy) {
+        for (int k = 0; k < 2 && !idle && next < N_REQUESTS && step % (2 + late) == late; k++, next += busy) {
             epx_request_t q = request(&x->q[next], (uint64_t)next);
             CHECK_OK(epx_rank_submit(r, &q));
         }
+        /* Nobody goes idle while requests are to come: the numbers differ until every rank has given its last. */
+        epx_rank_wake(r, idle || next >= N_REQUESTS ? 1u << 20 : (uint64_t)step + 1);
         s = epx_rank_step(r, on_event, x);
         CHECK(s >= 0, "%s", epx_last_error());
     }
     epx_rank_stats(r, &x->stats[rank]);
+    epx_rank_info_t info;
+    epx_rank_info(r, &info);
+    CHECK(info.attn_tp == x->group, "the heads are divided over %d ranks, not %d", info.attn_tp, x->group);
 }
 
 /* Prompts of a few families, so that prefixes are shared. */
@@ -94,6 +100,7 @@ static exam_t run(const epx_rank_config_t *c, int idle) {
     static exam_t x;
     make_requests(&x);
     x.w = c->tp;
+    x.group = c->tp / c->dp;
     x.idle = idle;
     with_ranks(c, body, &x);
     return x;
@@ -159,18 +166,20 @@ static void check_one_rank(const exam_t *alone) {
 
 /* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
 static void check_ranks(const exam_t *alone) {
-    static const int layouts[][2] = {{2, 0}, {4, 0}, {4, 3}, {3, 1}};
-    static const char *const backends[] = {"pplx", "none", "auto", "pplx"};
-    for (int i = 0; i < 4; i++) {
+    /* ranks, idle, dp */
+    static const int layouts[][3] = {{2, 0, 2}, {4, 0, 4}, {4, 3, 4}, {3, 1, 3}, {2, 0, 1}, {4, 0, 2}, {4, 2, 2}, {4, 0, 1}};
+    static const char *const backends[] = {"pplx", "none", "auto", "pplx", "pplx", "pplx", "none", "none"};
+    for (int i = 0; i < 8; i++) {
         char what[96];
         epx_rank_config_t c = small_config(QWEN, layouts[i][0]);
         c.n_threads = 1;
         c.max_running = 6;
         c.chunk_tokens = 40;
         c.moe_a2a_backend = backends[i];
-        c.max_total_tokens = 400;
+        c.dp = layouts[i][2];
+        c.max_total_tokens = c.dp < c.tp ? 130 : 400; /* divided attention also retracts */
         exam_t got = run(&c, layouts[i][1]);
-        snprintf(what, sizeof what, "%d ranks, %d idle, %s", layouts[i][0], layouts[i][1], backends[i]);
+        snprintf(what, sizeof what, "%d ranks, dp %d, %d idle, %s", c.tp, c.dp, layouts[i][1], backends[i]);
         check_same(&got, alone, what);
         report(&got, what);
         CHECK(got.rows_of_idle_rank == 0, "%s: an idle rank computed %d rows", what, got.rows_of_idle_rank);

@@ -279,16 +279,19 @@ class Server:
 
 
 def test_serve_launch_lines():
-    """The launch line of SGLang's pull request 30756, and the pure-DP line of its test, with only --model-path changed."""
+    """The launch line of SGLang's pull request 30756, and the two lines of its test, with only --model-path changed."""
     line = ("--trust-remote-code --tp 4 --dp 4 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend pplx --deepep-mode low_latency "
             "--moe-runner-backend deep_gemm --mem-fraction-static 0.85 --max-running-requests 2048 --stream-interval 5 "
             "--disable-radix-cache --cuda-graph-bs 1 2 4 8 16 32 64 128 256 512 --chunked-prefill-size 512 --skip-server-warmup "
             "--watchdog-timeout 600")
     test = ("--trust-remote-code --tp 4 --enable-dp-attention --moe-a2a-backend pplx --deepep-mode low_latency "
-            "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 --dp 4 --max-running-requests 512")
+            "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 ")
+    hybrid = test + "--dp 2 --max-running-requests 256"
+    test += "--dp 4 --max-running-requests 512"
     for flags, cap, parts in ((line, "512", ("prompt chunk 128, running requests 512, tokens of a step (cap) 512", "DP groups 4",
                                              "note: --cuda-graph-bs", "note: --trust-remote-code")),
-                              (test, "4096", ("running requests 128, tokens of a step (cap) 4096",))):
+                              (test, "4096", ("running requests 128, tokens of a step (cap) 4096",)),
+                              (hybrid, "4096", ("attention-TP 2, DP groups 2", "running requests 128"))):
         os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = cap
         s = Server("--model-path", TINY, "--log-level", "info", *flags.split())
         del os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]

@@ -114,6 +114,18 @@ typedef struct {
     epx_expert_weights_t *experts; /* [n_local_experts]; NULL in a dense layer */
 } epx_layer_t;
 
+/* Which heads this rank computes, and what gathering them needs (attention_tp.c). */
+typedef struct {
+    int tp, rank; /* ranks that share the heads of a row; 1: this one has all */
+    int n_q, n_kv, first_q, first_kv;
+    epx_plan_t *plan; /* borrowed; its "experts" are the ranks */
+    int32_t *ids;     /* [max_rows, tp]: 0, 1, .. */
+    float *weights;   /* [max_rows, tp]: 1 */
+    float *all;       /* [max_rows, n_heads * head_dim] */
+    float *columns;   /* [tp * max_rows, row width]: this rank's columns, zeros elsewhere */
+    float *sum;       /* [max_rows, row width] */
+} epx_heads_t;
+
 struct epx_model {
     epx_model_config_t cfg;
     int rank, n_ranks, max_rows;
@@ -128,6 +140,7 @@ struct epx_model {
     void *dummy_block;
     uint64_t mapped_bytes;
     epx_meter_t meter;
+    epx_heads_t heads;
 
     /* scratch, [max_rows, ...] */
     float *h;                /* residual stream, hidden */
@@ -159,22 +172,31 @@ epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load
 /* ---- blocks (blocks.c): each runs on the first b->n_rows rows of the scratch ---- */
 
 /* The whole forward pass: embedding, layers of `attention` and a dense or MoE feed-forward, logits. */
-typedef void (*epx_attention_fn)(epx_model_t *m, const epx_batch_t *b, int layer);
+typedef epx_status_t (*epx_attention_fn)(epx_model_t *m, const epx_batch_t *b, int layer);
 epx_status_t epx_forward_decoder(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention);
 /* h = embedding of the tokens. */
 void epx_block_embed(epx_model_t *m, const epx_batch_t *b);
 /* h += o(attention(norm(h))): grouped-query attention with biases, norms of q and k and sinks where the layer has them, rotary
  * embedding, the layer's window. */
-void epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer);
+epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer);
 /* The same with latent attention. The cache holds compressed keys; the up-projections are applied to q and to the result
  * instead ("absorbed"), so keys and values are never expanded. */
-void epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer);
+epx_status_t epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer);
 /* h += ffn(norm(h)) of a layer without experts. */
 void epx_block_dense(epx_model_t *m, const epx_batch_t *b, int layer);
 /* h += sum of experts(norm(h)) + the shared expert's part: router, dispatch, local experts, combine. Collective. */
 epx_status_t epx_block_moe(epx_model_t *m, const epx_batch_t *b, int layer);
 /* logits of b->logit_rows: final norm and output matrix (the embedding when tied). */
 void epx_block_logits(epx_model_t *m, const epx_batch_t *b);
+
+/* ---- attention over several ranks (attention_tp.c) ---- */
+/* Choose m->heads for one of tp ranks; the weights are loaded. */
+void epx_heads_init(epx_model_t *m, int tp, int rank);
+void epx_heads_fini(epx_model_t *m);
+/* Rows [first, first + n) of a matrix, or elements of a vector, f32 or bf16. */
+epx_weight_t epx_weight_part(const epx_weight_t *w, int64_t first, int64_t n);
+/* m->proj = output projection over the heads of all ranks, from m->attn of each; w are the layer's. Collective over them. */
+epx_status_t epx_attention_gather(epx_model_t *m, const epx_weight_t *w, int64_t n);
 
 /* ---- config.json (config_read.c); each refuses what it does not know by name ---- */
 

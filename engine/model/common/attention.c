@@ -12,32 +12,42 @@ static epx_rope_t rope_of(const epx_model_t *m) {
                         .interleaved = c->rope_interleaved};
 }
 
-static epx_attn_t attn_of(const epx_model_t *m, int layer) {
+static epx_attn_t attn_of(const epx_model_t *m, int layer, const epx_weight_t *sinks) {
     const epx_model_config_t *c = &m->cfg;
-    return (epx_attn_t){.n_heads = c->n_heads,
-                        .scale = c->attn_scale,
-                        .window = epx_layer_slides(c, layer) ? c->window : 0,
-                        .sinks = &m->layers[layer].w[EPX_SLOT_SINKS]};
+    return (epx_attn_t){
+        .n_heads = m->heads.n_q, .scale = c->attn_scale, .window = epx_layer_slides(c, layer) ? c->window : 0, .sinks = sinks};
 }
 
-void epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
+/* The projection of this rank's heads. */
+static void project_heads(epx_model_t *m, const epx_weight_t *w, const epx_weight_t *bias, int first, int n_heads, int64_t n,
+                          float *out, int64_t ld) {
+    const int64_t dim = m->cfg.head_dim;
+    const epx_weight_t rows = m->heads.tp > 1 ? epx_weight_part(w, first * dim, n_heads * dim) : *w;
+    const epx_weight_t part = m->heads.tp > 1 ? epx_weight_part(bias, first * dim, n_heads * dim) : *bias;
+    epx_ops_linear(m->ops, m->norm, m->cfg.hidden, &rows, &part, n, out, ld);
+}
+
+epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
     const epx_model_config_t *c = &m->cfg;
     const epx_weight_t *w = m->layers[layer].w;
     const epx_rope_t rope = rope_of(m);
-    const epx_attn_t attn = attn_of(m, layer);
-    if (b->n_rows == 0) return;
-    int64_t n = b->n_rows, n_q = (int64_t)c->n_heads * c->head_dim, n_kv = (int64_t)c->n_kv_heads * c->head_dim,
-            ld = n_q + 2 * n_kv;
+    const epx_heads_t *h = &m->heads;
+    const epx_weight_t sinks = h->tp > 1 ? epx_weight_part(&w[EPX_SLOT_SINKS], h->first_q, h->n_q) : w[EPX_SLOT_SINKS];
+    const epx_attn_t attn = attn_of(m, layer, &sinks);
+    if (b->n_rows == 0) return EPX_OK;
+    int64_t n = b->n_rows, n_q = (int64_t)h->n_q * c->head_dim, n_kv = (int64_t)h->n_kv * c->head_dim, ld = n_q + 2 * n_kv;
     float *q = m->qkv, *k = q + n_q, *v = k + n_kv;
     epx_ops_rmsnorm(m->ops, m->h, &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
-    epx_ops_linear(m->ops, m->norm, c->hidden, &w[EPX_SLOT_Q], &w[EPX_SLOT_Q_BIAS], n, q, ld);
-    epx_ops_linear(m->ops, m->norm, c->hidden, &w[EPX_SLOT_K], &w[EPX_SLOT_K_BIAS], n, k, ld);
-    epx_ops_linear(m->ops, m->norm, c->hidden, &w[EPX_SLOT_V], &w[EPX_SLOT_V_BIAS], n, v, ld);
-    epx_ops_qk_norm_rope_store(m->ops, q, k, v, ld, c->n_heads, &w[EPX_SLOT_Q_NORM], &w[EPX_SLOT_K_NORM], c->rms_eps, &rope,
-                               b->rows, n, &b->kv[layer]);
+    project_heads(m, &w[EPX_SLOT_Q], &w[EPX_SLOT_Q_BIAS], h->first_q, h->n_q, n, q, ld);
+    project_heads(m, &w[EPX_SLOT_K], &w[EPX_SLOT_K_BIAS], h->first_kv, h->n_kv, n, k, ld);
+    project_heads(m, &w[EPX_SLOT_V], &w[EPX_SLOT_V_BIAS], h->first_kv, h->n_kv, n, v, ld);
+    epx_ops_qk_norm_rope_store(m->ops, q, k, v, ld, h->n_q, &w[EPX_SLOT_Q_NORM], &w[EPX_SLOT_K_NORM], c->rms_eps, &rope, b->rows,
+                               n, &b->kv[layer]);
     epx_ops_attention(m->ops, &attn, q, ld, b->rows, n, &b->kv[layer], m->attn, n_q);
-    epx_ops_linear(m->ops, m->attn, n_q, &w[EPX_SLOT_O], &w[EPX_SLOT_O_BIAS], n, m->proj, c->hidden);
+    if (h->tp > 1) EPX_TRY(epx_attention_gather(m, w, n));
+    else epx_ops_linear(m->ops, m->attn, n_q, &w[EPX_SLOT_O], &w[EPX_SLOT_O_BIAS], n, m->proj, c->hidden);
     epx_ops_add(m->ops, m->h, m->proj, n, c->hidden);
+    return EPX_OK;
 }
 
 /* Rows [first, first + n) of a matrix as a matrix of its own. Of an e4m3 matrix `first` is a multiple of the scale block. */
@@ -83,13 +93,13 @@ static void mla_absorb(epx_model_t *m, const epx_weight_t *kv_b, const float *q,
     }
 }
 
-void epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
+epx_status_t epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
     const epx_model_config_t *c = &m->cfg;
     const epx_mla_t *a = &c->mla;
     const epx_weight_t *w = m->layers[layer].w;
     const epx_rope_t rope = rope_of(m);
-    const epx_attn_t attn = attn_of(m, layer);
-    if (b->n_rows == 0) return;
+    const epx_attn_t attn = attn_of(m, layer, &w[EPX_SLOT_SINKS]);
+    if (b->n_rows == 0) return EPX_OK;
     const int64_t n = b->n_rows, n_q = (int64_t)c->n_heads * c->head_dim, ld = n_q + c->head_dim;
     const int64_t n_lat = (int64_t)c->n_heads * a->kv_lora, n_v = (int64_t)c->n_heads * a->v;
     float *k = m->qkv + n_q;
@@ -106,6 +116,7 @@ void epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
     }
     epx_ops_linear(m->ops, m->q, n_v, &w[EPX_SLOT_O], NULL, n, m->proj, c->hidden);
     epx_ops_add(m->ops, m->h, m->proj, n, c->hidden);
+    return EPX_OK;
 }
 
 /* YaRN (arXiv:2309.00071, section 3.2): frequencies that turn less than beta_slow times within the original context are divided

@@ -111,7 +111,7 @@ static void probe(const epx_model_t *m, const epx_batch_t *b, int layer) {
 epx_status_t epx_forward_decoder(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention) {
     epx_block_embed(m, b);
     for (int l = 0; l < m->cfg.n_layers; l++) {
-        attention(m, b, l);
+        EPX_TRY(attention(m, b, l));
         if (l < m->cfg.n_dense_layers) epx_block_dense(m, b, l);
         else EPX_TRY(epx_block_moe(m, b, l));
         probe(m, b, l);

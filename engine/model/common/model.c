@@ -76,6 +76,7 @@ epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_loa
     EPX_TRY_GOTO(s, alloc_layers(m), err_model);
     EPX_TRY_GOTO(s, epx_meter_init(&m->meter, cfg->n_layers, cfg->n_experts), err_model);
     EPX_TRY_GOTO(s, epx_model_load_weights(m, load), err_model);
+    epx_heads_init(m, load->attn_tp, load->attn_rank);
     EPX_TRY_GOTO(s, alloc_scratch(m), err_model);
     *out_m = m;
     return EPX_OK;
@@ -90,6 +91,7 @@ void epx_model_destroy(epx_model_t *m) {
                            m->router, m->ids,  m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
     if (m->expert_out) munmap(m->expert_out, m->expert_out_bytes);
     epx_meter_fini(&m->meter);
+    epx_heads_fini(m);
     epx_checkpoint_close(m->ck);
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) free(owned[i]);
     free(m);
