@@ -47,7 +47,7 @@ static void on_event(void *ctx, const epx_event_t *ev) {
 
 static void on_layer(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights, const float *h) {
     (void)layer, (void)ids, (void)weights, (void)h;
-    ((exam_t *)ctx)->rows_of_idle_rank += n_rows;
+    __atomic_fetch_add(&((exam_t *)ctx)->rows_of_idle_rank, n_rows, __ATOMIC_RELAXED); /* several idle ranks */
 }
 
 static epx_request_t request(const request_t *q, uint64_t id) {
