@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 
 add_library(epx_shared SHARED $<TARGET_OBJECTS:epx_objs> $<TARGET_OBJECTS:epx_base>)
 set_target_properties(epx_shared PROPERTIES OUTPUT_NAME epx VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
-target_link_libraries(epx_shared PRIVATE epx_options)
+target_link_libraries(epx_shared PRIVATE epx_options ${CMAKE_DL_LIBS})
 if(NOT EPX_SANITIZE)
   target_link_options(epx_shared PRIVATE -Wl,--no-undefined)
 endif()

@@ -1,4 +1,6 @@
 /* The tables of what is built, and the list of what is not, with reasons. Any thread. */
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -22,7 +24,6 @@ static const epx_a2a_t *const backends[] = {
 #undef EPX_A2A
 };
 static const epx_component_t absent[] = {
-    {"transport", "ucx", 0, "hosts over UCX: not built yet"},
     {"transport", "cuda_ipc", 0, "GPUs of one host: built without CUDA"},
     {"transport", "nvshmem", 0, "GPUs across hosts: built without CUDA"},
     {"backend", "nccl", 0, "collectives of NCCL: built without CUDA"},
@@ -43,10 +44,27 @@ const epx_transport_t *epx_transport_named(const char *name, size_t len) {
     return NULL;
 }
 
+const epx_transport_t *epx_transport_of_host(void) { return epx_transport_named("shm", 3); }
+
 const epx_a2a_t *epx_a2a_named(const char *name) {
     for (int i = 0; i < N_BACKENDS; i++)
         if (strcmp(backends[i]->name, name) == 0) return backends[i];
     return NULL;
+}
+
+/* Why a transport is not there; "" when it is. */
+static pthread_once_t reasons_once = PTHREAD_ONCE_INIT;
+static char reasons[N_TRANSPORTS][256];
+
+static void find_reasons(void) {
+    for (int i = 0; i < N_TRANSPORTS; i++)
+        if (transports[i]->probe != NULL && transports[i]->probe() < 0)
+            snprintf(reasons[i], sizeof reasons[i], "%.*s", (int)sizeof reasons[i] - 1, epx_error_message());
+}
+
+static const char *reason_of(int i) {
+    pthread_once(&reasons_once, find_reasons);
+    return reasons[i];
 }
 
 epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len) {
@@ -66,7 +84,8 @@ epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len
 epx_status_t epx_component(int i, epx_component_t *out) {
     if (out == NULL) return epx_fail(EPX_ERR_ARG, "out is NULL");
     if (i >= 0 && i < N_TRANSPORTS) {
-        *out = (epx_component_t){"transport", transports[i]->name, 1, transports[i]->detail};
+        const char *why = reason_of(i);
+        *out = (epx_component_t){"transport", transports[i]->name, !why[0], why[0] ? why : transports[i]->detail};
     } else if (i >= N_TRANSPORTS && i < N_TRANSPORTS + N_BACKENDS) {
         *out = (epx_component_t){"backend", backends[i - N_TRANSPORTS]->name, 1, backends[i - N_TRANSPORTS]->detail};
     } else if (i >= N_TRANSPORTS + N_BACKENDS && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT) {

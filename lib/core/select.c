@@ -20,8 +20,12 @@ epx_status_t epx_select_check_names(const char *transports) {
     size_t len;
     int n = 0;
     if (transports == NULL) return EPX_OK;
-    for (; next_name(&list, &name, &len); n++)
-        if (epx_transport_named(name, len) == NULL) return epx_component_refuse("transport", name, len);
+    for (; next_name(&list, &name, &len); n++) {
+        const epx_transport_t *t = epx_transport_named(name, len);
+        if (t == NULL) return epx_component_refuse("transport", name, len);
+        if (t->probe != NULL && t->probe() < 0)
+            return epx_fail_context(EPX_ERR_UNSUPPORTED, "transport %s is not available", t->name);
+    }
     if (n == 0) return epx_fail(EPX_ERR_ARG, "transports is \"%s\"; give names or NULL for all", transports);
     return EPX_OK;
 }
@@ -45,9 +49,10 @@ epx_status_t epx_select_transport(const char *allowed, const epx_peer_t *peers, 
     epx_status_t s = EPX_ERR_UNSUPPORTED, refused;
     if (allowed != NULL) return first_allowed(allowed, peers, n_ranks, out);
     for (int i = 0; (t = epx_transport_at(i)) != NULL; i++) {
+        if (best != NULL && t->score <= best->score) continue; /* not even looked for: a module may have to be opened */
         refused = t->can(peers, n_ranks);
         if (refused < 0) s = refused, epx_log(EPX_LOG_DEBUG, "transport %s not used: %s", t->name, epx_error_message());
-        else if (best == NULL || t->score > best->score) best = t;
+        else best = t;
     }
     if (best == NULL) return epx_fail_context(s, "no transport can join the group");
     *out = best;
