@@ -220,7 +220,8 @@ int epx_group_dead_rank(epx_group_t *g) {
     uint64_t word = epx_load_acquire_u64(&epx_slab_head(g->ctl, g->rank)->abort_word);
     if (word != 0 && epx_abort_status(word) == EPX_ERR_PEER) return epx_abort_about(word);
     epx_net_progress(g->net);
-    return g->net->transport->dead_rank(g->net);
+    int dead = g->net->transport->dead_rank(g->net);
+    return dead >= 0 ? dead : (int)epx_load_relaxed_u32(&g->net->found_dead) - 1;
 }
 
 /* ---- all-gather ---- */

@@ -43,6 +43,7 @@ struct epx_net {
     epx_slab_t *ctl;         /* the group's control slab once shared; owned by the group */
     int n_messages;          /* peers that are reached by messages */
     const uint8_t *masked;   /* [n_ranks] 1: dead and known to be; dead_rank() passes over it. Owned by the group; set at open */
+    uint32_t found_dead;     /* 1 + a rank that this rank, or one that told it, has found dead; 0: none */
 };
 
 enum { EPX_NET_CARD_BYTES = 1024 };

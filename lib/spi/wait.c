@@ -50,13 +50,18 @@ void epx_slab_abort(const epx_slab_t *s, uint64_t word) {
     }
 }
 
-epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word) {
+epx_status_t epx_abort_error(epx_net_t *net, uint64_t word) {
     int origin = epx_abort_origin(word), about = epx_abort_about(word);
     epx_status_t s = epx_abort_status(word);
-    if (s == EPX_ERR_PEER && about >= 0 && about < net->n_ranks)
+    if (s == EPX_ERR_PEER && about >= 0 && about < net->n_ranks) {
+        epx_store_relaxed_u32(&net->found_dead, (uint32_t)about + 1);
         return epx_fail(EPX_ERR_PEER, "%s is gone; found by rank %d", epx_peer_text(net, about), origin);
-    if (s == EPX_ERR_TIMEOUT)
-        return epx_fail(EPX_ERR_ABORTED, "rank %d gave up waiting for rank %d and aborted the plan", origin, about);
+    }
+    if (s == EPX_ERR_TIMEOUT && about >= 0 && about < net->n_ranks)
+        return epx_fail(EPX_ERR_ABORTED, "rank %d gave up waiting for %s and aborted the plan", origin,
+                        epx_peer_text(net, about));
+    if (s == EPX_ERR_FORMAT)
+        return epx_fail(EPX_ERR_ABORTED, "rank %d got a malformed message from rank %d and aborted the plan", origin, about);
     return epx_fail(EPX_ERR_ABORTED, "rank %d aborted the plan", origin);
 }
 
@@ -72,6 +77,7 @@ static void park(const epx_wait_t *w, const uint64_t *word, uint64_t value, uint
 }
 
 static epx_status_t peer_gone(const epx_wait_t *w, int dead) {
+    epx_store_relaxed_u32(&w->net->found_dead, (uint32_t)dead + 1);
     epx_slab_abort(w->slab, epx_abort_pack(EPX_ERR_PEER, w->net->rank, dead));
     return epx_fail(EPX_ERR_PEER, "%s is gone: %s epoch %llu cannot finish", epx_peer_text(w->net, dead), w->phase,
                     (unsigned long long)w->epoch);

@@ -90,6 +90,6 @@ static inline void epx_net_progress(epx_net_t *net) {
 /* "rank 1 (pid 123)", with the host where it is another one. Valid until this thread's next call. */
 const char *epx_peer_text(const epx_net_t *net, int rank);
 /* Error of a set abort word, for this rank. */
-epx_status_t epx_abort_error(const epx_net_t *net, uint64_t word);
+epx_status_t epx_abort_error(epx_net_t *net, uint64_t word);
 
 #endif

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < n_backends; i++) {
         if (mode == TH_PROCESSES && th_needs_one_process(backends[i])) continue;
         for (int n_ranks = 2; n_ranks <= 3; n_ranks++) {
-            reuse_t u = {backends[i], "shm", n_steps};
+            reuse_t u = {backends[i], getenv("EPX_EMULATED_HOSTS") ? "ucx" : "shm", n_steps};
             int bad = th_launch(mode, n_ranks, rank_body, &u, 100, NULL);
             if (bad) fprintf(stderr, "FAILED: %s, %s, W=%d\n", backends[i], th_mode_name(mode), n_ranks);
             n_bad += bad != 0;

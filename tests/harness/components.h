@@ -4,7 +4,8 @@
 
 enum { TH_MAX_COMPONENTS = 16 };
 
-/* Names of the available components of a kind ("backend", "transport"), in the library's order. Returns how many. */
+/* Names of the available components of a kind ("backend", "transport"), in the library's order. Returns how many. With
+ * EPX_EMULATED_HOSTS in the environment only what works over several hosts, without it only what works on one. */
 int th_components(const char *kind, const char *out_names[TH_MAX_COMPONENTS]);
 /* Does this backend refuse ranks in several processes? */
 int th_needs_one_process(const char *backend);

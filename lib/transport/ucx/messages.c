@@ -91,7 +91,8 @@ void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, uint64_t serial, u
     if (unreachable(n, dst)) return;
     ucx_control_t *c = calloc(1, sizeof *c);
     if (c == NULL) return;
-    c->head = (ucx_head_t){.magic = HEAD_MAGIC, .kind = kind, .src = n->net.rank, .serial = serial, .flag_off = NO_FLAG, .value = value};
+    c->head = (ucx_head_t){
+        .magic = HEAD_MAGIC, .kind = kind, .src = n->net.rank, .serial = serial, .flag_off = NO_FLAG, .value = value};
     memcpy(c->head.key, n->peers[dst].key, sizeof c->head.key);
     pthread_mutex_lock(&n->lock);
     sweep_controls(n);
@@ -288,7 +289,8 @@ static int take_data(ucx_slab_t *u, const ucx_head_t *h, const void *data, size_
     ucx_link_t *l = u->links[h->src];
     if (!put_segments(u, data, n_bytes) || !count_arrival(l, h->seq)) return 0;
     if (h->flag_off != NO_FLAG) {
-        if (h->flag_off < EPX_HEAD_BYTES || h->flag_off % 8 != 0 || h->flag_off > u->slab.bytes - 8 || l->n_flags == UCX_MAX_FLAGS)
+        if (h->flag_off < EPX_HEAD_BYTES || h->flag_off % 8 != 0 || h->flag_off > u->slab.bytes - 8 ||
+            l->n_flags == UCX_MAX_FLAGS)
             return 0;
         l->flags[l->n_flags].seq = h->seq;
         l->flags[l->n_flags].off = h->flag_off;
@@ -312,7 +314,7 @@ void ucx_receive(void *ctx, const void *header, size_t header_bytes, const void 
     if (h.magic != HEAD_MAGIC || memcmp(h.key, n->key, sizeof h.key) != 0 || h.src < 0 || h.src >= n->net.n_ranks ||
         n->peers[h.src].inner >= 0)
         return; /* a stranger */
-    if (h.kind == UCX_HELLO) epx_store_release_u32(&n->peers[h.src].hello, 1);
+    if (h.kind == UCX_HELLO && h.value > n->peers[h.src].hello) epx_store_release_u32(&n->peers[h.src].hello, (uint32_t)h.value);
     if (h.kind == UCX_LEFT) epx_store_release_u32(&n->peers[h.src].left, 1);
     ucx_slab_t *u = find_slab(n, h.serial);
     if (u == NULL || u->links == NULL) return; /* destroyed here */
@@ -374,8 +376,8 @@ static epx_status_t reserve(epx_slab_t *slab, size_t put_bytes, size_t phase_byt
     pthread_mutex_unlock(&n->lock);
     if (ok) return EPX_OK;
     ucx_links_free(u);
-    return epx_fail(EPX_ERR_NOMEM, "ucx: no memory for messages: %d boxes of %zu bytes for each of %d peers", u->n_boxes, u->box_bytes,
-                    n->net.n_messages);
+    return epx_fail(EPX_ERR_NOMEM, "ucx: no memory for messages: %d boxes of %zu bytes for each of %d peers", u->n_boxes,
+                    u->box_bytes, n->net.n_messages);
 }
 
 const epx_messages_t ucx_messages = {reserve, put, signal_peer, abort_peer, drain, progress, idle, left};

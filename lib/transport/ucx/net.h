@@ -17,11 +17,11 @@ typedef struct {
     uint32_t magic, kind;
     int32_t src; /* group rank */
     uint32_t pad;
-    uint64_t key[2];  /* the receiver's, from its card: strangers do not know it */
-    uint64_t serial;  /* of the slab */
-    uint64_t seq;     /* DATA: 1, 2, ... on this slab from this rank */
+    uint64_t key[2];   /* the receiver's, from its card: strangers do not know it */
+    uint64_t serial;   /* of the slab */
+    uint64_t seq;      /* DATA: 1, 2, ... on this slab from this rank */
     uint64_t flag_off; /* DATA: UINT64_MAX: no flag */
-    uint64_t value;   /* of the flag, or the abort word */
+    uint64_t value;    /* of the flag, or the abort word */
 } ucx_head_t;
 
 /* Data of a DATA message: segments, each this and n_bytes, the next one at a multiple of 16. */
@@ -32,10 +32,10 @@ typedef struct {
 /* A message being written or on its way. */
 typedef struct {
     ucx_head_t head;
-    char *data;        /* [box_bytes] */
+    char *data; /* [box_bytes] */
     size_t n_bytes;
-    size_t last_at;    /* its last segment; SIZE_MAX: none */
-    uint32_t busy;     /* the wire still reads it */
+    size_t last_at; /* its last segment; SIZE_MAX: none */
+    uint32_t busy;  /* the wire still reads it */
 } ucx_box_t;
 
 /* One slab and one message peer: what goes there and what comes from there. */
@@ -45,8 +45,8 @@ typedef struct {
     int open;         /* the box being written, or -1 */
     int failed;       /* nothing goes there any more */
     uint32_t abort_sent;
-    uint64_t sent;    /* messages */
-    uint64_t arrived; /* all of 1 .. arrived have come */
+    uint64_t sent;                    /* messages */
+    uint64_t arrived;                 /* all of 1 .. arrived have come */
     uint64_t ahead[UCX_WINDOW_WORDS]; /* bit i: arrived + 1 + i has come */
     int n_flags;
     struct {
@@ -72,16 +72,16 @@ typedef struct ucx_control {
 } ucx_control_t;
 
 typedef struct {
-    uint32_t lost, left, hello; /* set by the wire's callbacks, read by any thread */
+    uint32_t lost, left, hello; /* hello: round. Set by the wire's callbacks, read by any thread */
     uint64_t key[2];
     int inner; /* rank in the inner net, -1: reached by messages */
 } ucx_peer_t;
 
 typedef struct {
     epx_net_t net;
-    epx_net_t *inner;         /* ranks of this host */
-    epx_peer_t *inner_peers;  /* [n_inner] */
-    int *inner_ranks;         /* [n_inner] -> group rank */
+    epx_net_t *inner;        /* ranks of this host */
+    epx_peer_t *inner_peers; /* [n_inner] */
+    int *inner_ranks;        /* [n_inner] -> group rank */
     int n_inner, inner_rank;
     const epx_wire_module_t *module; /* NULL when no rank is elsewhere */
     epx_wire_t *wire;

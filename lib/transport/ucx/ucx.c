@@ -96,7 +96,8 @@ static epx_status_t open_wire(ucx_net_t *n, card_t *card) {
     if (getrandom(n->key, sizeof n->key, 0) != (ssize_t)sizeof n->key) return epx_fail_errno(EPX_ERR_OS, errno, "ucx: getrandom");
     if (n->module->open(n->net.n_ranks, ucx_receive, ucx_lost, n, &n->wire, error, sizeof error) != 0)
         return epx_fail(EPX_ERR_OS, "ucx: %s", error);
-    if (n->module->address(n->wire, card->address, &room, error, sizeof error) != 0) return epx_fail(EPX_ERR_OS, "ucx: %s", error);
+    if (n->module->address(n->wire, card->address, &room, error, sizeof error) != 0)
+        return epx_fail(EPX_ERR_OS, "ucx: %s", error);
     card->address_bytes = room;
     memcpy(card->key, n->key, sizeof card->key);
     return EPX_OK;
@@ -146,15 +147,17 @@ static epx_status_t connect_wire(ucx_net_t *n, const card_t *cards) {
         pthread_mutex_unlock(&n->lock);
         if (bad) return epx_fail(EPX_ERR_PEER, "ucx: cannot connect to %s: %s", epx_peer_text(&n->net, r), error);
     }
-    for (int r = 0; r < n->net.n_ranks; r++)
-        if (n->peers[r].inner < 0) ucx_send_control(n, UCX_HELLO, r, 0, 0);
     return EPX_OK;
 }
 
-/* Every connection is tried now, in both directions, not in the first step. */
-static epx_status_t await_hellos(ucx_net_t *n, uint64_t deadline) {
+static void send_hellos(ucx_net_t *n, uint64_t round) {
+    for (int r = 0; r < n->net.n_ranks; r++)
+        if (n->peers[r].inner < 0) ucx_send_control(n, UCX_HELLO, r, 0, round);
+}
+
+static epx_status_t await_hellos(ucx_net_t *n, uint32_t round, uint64_t deadline) {
     for (int r = 0; r < n->net.n_ranks; r++) {
-        while (n->peers[r].inner < 0 && !epx_load_acquire_u32(&n->peers[r].hello)) {
+        while (n->peers[r].inner < 0 && epx_load_acquire_u32(&n->peers[r].hello) < round) {
             if (epx_load_acquire_u32(&n->peers[r].lost))
                 return epx_fail(EPX_ERR_PEER, "ucx: the connection to %s broke", epx_peer_text(&n->net, r));
             if (epx_now_ns() >= deadline)
@@ -163,6 +166,17 @@ static epx_status_t await_hellos(ucx_net_t *n, uint64_t deadline) {
             ucx_progress_now(n);
             sched_yield();
         }
+    }
+    return EPX_OK;
+}
+
+/* Every connection is tried now, not in the first step. Setting one up needs both sides to call in, so nobody may stay away
+ * until its peers' connections are up as well: the second round says that. After it, what is still on its way needs this host
+ * only. */
+static epx_status_t meet(ucx_net_t *n, uint64_t deadline) {
+    for (uint32_t round = 1; round <= 2; round++) {
+        send_hellos(n, round);
+        EPX_TRY(await_hellos(n, round, deadline));
     }
     if (ucx_flush(n, deadline)) return EPX_OK;
     return epx_fail(EPX_ERR_TIMEOUT, "ucx: the first messages did not leave in time");
@@ -176,7 +190,7 @@ static epx_status_t connect_net(epx_net_t *net, const void *cards, uint64_t time
     memcpy(all, cards, (size_t)net->n_ranks * sizeof *all);
     epx_status_t s = connect_inner(n, all, timeout_ns);
     if (s >= 0 && net->n_messages > 0) s = connect_wire(n, all);
-    if (s >= 0 && net->n_messages > 0) s = await_hellos(n, deadline);
+    if (s >= 0 && net->n_messages > 0) s = meet(n, deadline);
     free(all);
     return s;
 }

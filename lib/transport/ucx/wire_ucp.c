@@ -86,8 +86,9 @@ static int open_context(epx_wire_t *w, char *error, size_t error_bytes) {
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
                            .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
     ucp_config_t *config = NULL;
-    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    ucs_status_t s = ucp_config_read(NULL, NULL, &config); /* UCX_* of the environment */
     if (s != UCS_OK) return failed(error, error_bytes, "ucp_config_read", s);
+    if (getenv("UCX_TLS") == NULL) (void)ucp_config_modify(config, "TLS", "^sm"); /* no shared memory: that is libepx's own */
     s = ucp_init(&params, config, &w->context);
     ucp_config_release(config);
     return s == UCS_OK ? 0 : failed(error, error_bytes, "ucp_init", s);
@@ -95,11 +96,11 @@ static int open_context(epx_wire_t *w, char *error, size_t error_bytes) {
 
 static int open_worker(epx_wire_t *w, char *error, size_t error_bytes) {
     ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    ucp_am_handler_param_t am = {
-        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
-        .id = AM_ID,
-        .cb = on_message,
-        .arg = w};
+    ucp_am_handler_param_t am = {.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                                               UCP_AM_HANDLER_PARAM_FIELD_ARG,
+                                 .id = AM_ID,
+                                 .cb = on_message,
+                                 .arg = w};
     ucs_status_t s = ucp_worker_create(w->context, &params, &w->worker);
     if (s != UCS_OK) return failed(error, error_bytes, "ucp_worker_create", s);
     s = ucp_worker_set_am_recv_handler(w->worker, &am);
@@ -161,11 +162,11 @@ static int connect_peer(epx_wire_t *w, int peer, const void *address, char *erro
 
 static int send_message(epx_wire_t *w, int peer, const void *header, size_t header_bytes, const void *data, size_t n_bytes,
                         uint32_t *busy) {
-    ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
-        .flags = UCP_AM_SEND_FLAG_EAGER,
-        .cb.send = on_sent,
-        .user_data = busy};
+    ucp_request_param_t param = {.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_AM_SEND_FLAG_EAGER,
+                                 .cb.send = on_sent,
+                                 .user_data = busy};
     link_t *l = &w->links[peer];
     if (l->lost || l->ep == NULL) return -1;
     __atomic_store_n(busy, 1, __ATOMIC_RELAXED);
@@ -202,8 +203,8 @@ static int arm(epx_wire_t *w) { return ucp_worker_arm(w->worker) == UCS_OK ? w->
 const epx_wire_module_t *epx_wire_module(void);
 __attribute__((visibility("default"))) const epx_wire_module_t *epx_wire_module(void) {
     static char library[64];
-    static epx_wire_module_t m = {EPX_WIRE_ABI, library,  open_wire, address_of, connect_peer, send_message,
-                                  progress,     flush,    flushed,   drop_flush, arm,          close_wire};
+    static epx_wire_module_t m = {EPX_WIRE_ABI, library, open_wire, address_of, connect_peer, send_message,
+                                  progress,     flush,   flushed,   drop_flush, arm,          close_wire};
     snprintf(library, sizeof library, "UCX %s", ucp_get_version_string());
     return &m;
 }

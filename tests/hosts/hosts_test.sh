@@ -1,0 +1,123 @@
+#!/bin/sh
+# Two hosts emulated by two network namespaces that a veth pair joins, each with its own host name, IPC and /dev/shm.
+# matrix: the pairwise contract cases against the oracle with 2, 3 and 4 ranks over both hosts.
+# cut:    the link goes down during exchanges; every rank gets its named error within the deadline.
+# kill:   a rank on the other host is killed; every rank gets its named error.
+# Usage: hosts_test.sh BUILD_DIR matrix|cut|kill.  Exit 77: not root, or a tool or UCX is missing.
+set -eu
+build=$1 what=$2
+skip() { echo "skipped: $*"; exit 77; }
+[ "$(id -u)" = 0 ] || skip "two emulated hosts need root"
+for tool in ip unshare mount; do command -v $tool >/dev/null || skip "$tool is not installed"; done
+[ -e "$build/lib/libepx_ucx.so" ] || skip "libepx_ucx.so was not built (libucx-dev)"
+tmp=$(mktemp -d)
+a=epxA$$ b=epxB$$ pids=
+cleanup() {
+    for p in $pids; do kill -9 "$p" 2>/dev/null || true; done
+    ip netns del $a 2>/dev/null || true
+    ip netns del $b 2>/dev/null || true
+    rm -rf "$tmp"
+}
+trap cleanup EXIT
+{ ip netns add $a && ip netns add $b && ip link add ep0 netns $a type veth peer name ep0 netns $b; } 2>"$tmp/why" ||
+    skip "no network namespaces here: $(cat "$tmp/why")"
+for n in "$a 1" "$b 2"; do
+    ip -n "${n% *}" addr add "10.213.7.${n#* }/24" dev ep0
+    ip -n "${n% *}" link set ep0 up
+    ip -n "${n% *}" link set lo up
+done
+for n in $a $b; do # a moment until the carrier is there
+    i=0
+    until ip -n $n -br link show ep0 | grep -q ' UP '; do
+        i=$((i + 1))
+        [ $i -lt 100 ] || skip "the veth pair in $n does not come up"
+        sleep 0.05
+    done
+done
+EPX_MODULE_DIR=$build/lib EPX_JOIN_TOKEN=token-of-$$ UCX_TLS=tcp UCX_NET_DEVICES=ep0
+export EPX_MODULE_DIR EPX_JOIN_TOKEN UCX_TLS UCX_NET_DEVICES
+unset EPX_EMULATED_HOSTS EPX_INIT_ADDR
+
+# on NAMESPACE HOSTNAME COMMAND...: the pid is the command's own
+on() {
+    ns=$1 name=$2
+    shift 2
+    exec ip netns exec "$ns" unshare --uts --ipc --mount sh -c 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm; exec "$@"' "$name" "$@"
+}
+# start RANK N COMMAND...: the first half of the ranks on nodea, the rest on nodeb
+start() {
+    rank=$1 n=$2
+    shift 2
+    if [ $((rank * 2)) -lt "$n" ]; then host="$a nodea"; else host="$b nodeb"; fi
+    # shellcheck disable=SC2086
+    on $host "$@" >"$tmp/out.$rank" 2>&1 &
+    pids="$pids $!"
+}
+show() { for f in "$tmp"/out.*; do echo "-- ${f##*/}"; cat "$f"; done >&2; }
+# Wait for all; the exit codes must be those given in order ("any": do not look).
+await() {
+    bad=0
+    for p in $pids; do
+        code=0
+        wait "$p" || code=$?
+        [ "$1" = any ] || [ "$code" = "$1" ] || bad=1
+        shift
+    done
+    pids=
+    [ $bad = 0 ] || { show; exit 1; }
+}
+
+run_matrix() {
+    for n in 2 3 4; do
+        codes= rank=0
+        while [ $rank -lt $n ]; do
+            start $rank $n timeout 50 "$build/tests/contract/contract_matrix" remote tcp:10.213.7.1:$((7000 + n)) $rank $n
+            rank=$((rank + 1)) codes="$codes 0"
+        done
+        # shellcheck disable=SC2086
+        await $codes
+        cat "$tmp"/out.*
+    done
+}
+
+# Three ranks, two on nodea; $1 breaks something once all have exchanged.
+run_broken() {
+    rank=0
+    while [ $rank -lt 3 ]; do
+        start $rank 3 timeout 50 "$build/tests/hosts/hosts_cut" tcp:10.213.7.1:7010 $rank 3 "$tmp"
+        rank=$((rank + 1))
+    done
+    i=0
+    while [ ! -e "$tmp/ready.0" ] || [ ! -e "$tmp/ready.1" ] || [ ! -e "$tmp/ready.2" ]; do
+        i=$((i + 1))
+        [ $i -lt 300 ] || { show; exit 1; }
+        sleep 0.1
+    done
+    $1
+}
+cut_link() { ip -n $a link set ep0 down; }
+kill_rank_2() {
+    last=${pids##* } # `timeout` on nodeb; its child is the rank
+    kill -9 $(cat "/proc/$last/task/$last/children")
+}
+names_nodeb() {
+    grep -h '^status' "$tmp"/out.0 "$tmp"/out.1
+    grep -q 'rank 2 (pid [0-9]* on nodeb)' "$tmp/out.0" && grep -q 'rank 2 (pid [0-9]* on nodeb)' "$tmp/out.1" || { show; exit 1; }
+}
+
+case $what in
+matrix) run_matrix ;;
+cut)
+    run_broken cut_link
+    await 0 0 0
+    names_nodeb
+    grep -h '^status' "$tmp/out.2"
+    grep -q 'on nodea)' "$tmp/out.2" || { show; exit 1; }
+    ;;
+kill)
+    run_broken kill_rank_2
+    await 0 0 any
+    names_nodeb
+    ;;
+*) echo "unknown test '$what'; legal: matrix, cut, kill" >&2 && exit 2 ;;
+esac
