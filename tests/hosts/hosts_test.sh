@@ -7,7 +7,10 @@
 set -eu
 build=$1 what=$2
 skip() { echo "skipped: $*"; exit 77; }
-[ "$(id -u)" = 0 ] || skip "two emulated hosts need root"
+if [ "$(id -u)" != 0 ]; then # the check of a commit may use sudo, a developer's `make test` does not
+    [ "${CI:-}" = true ] && sudo -n true 2>/dev/null && exec sudo -n CI=true sh "$0" "$@"
+    skip "two emulated hosts need root"
+fi
 for tool in ip unshare mount; do command -v $tool >/dev/null || skip "$tool is not installed"; done
 [ -e "$build/lib/libepx_ucx.so" ] || skip "libepx_ucx.so was not built (libucx-dev)"
 tmp=$(mktemp -d)
