@@ -153,7 +153,8 @@ epx_status_t epx_world_create_local(int n_ranks, epx_world_t **out_worlds) {
     epx_status_t s = EPX_OK;
     epx_world_config_init(&cfg);
     if (out_worlds == NULL) return epx_fail(EPX_ERR_ARG, "out_worlds is NULL");
-    if (n_ranks < 1 || n_ranks > EPX_MAX_RANKS) return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 1 to %d", n_ranks, EPX_MAX_RANKS);
+    if (n_ranks < 1 || n_ranks > EPX_MAX_RANKS)
+        return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 1 to %d", n_ranks, EPX_MAX_RANKS);
     EPX_TRY(check_own(&cfg));
     own_peer(0, 1, &me);
     epx_boot_t *boots = calloc((size_t)n_ranks, sizeof *boots);
