@@ -221,7 +221,8 @@ int epx_group_dead_rank(epx_group_t *g) {
     if (word != 0 && epx_abort_status(word) == EPX_ERR_PEER) return epx_abort_about(word);
     epx_net_progress(g->net);
     int dead = g->net->transport->dead_rank(g->net);
-    return dead >= 0 ? dead : (int)epx_load_relaxed_u32(&g->net->found_dead) - 1;
+    if (dead < 0) dead = (int)epx_load_relaxed_u32(&g->net->found_dead) - 1;
+    return dead >= 0 && g->masked[dead] ? -1 : dead;
 }
 
 /* ---- all-gather ---- */

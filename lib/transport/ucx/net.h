@@ -82,6 +82,7 @@ typedef struct {
     epx_net_t *inner;        /* ranks of this host */
     epx_peer_t *inner_peers; /* [n_inner] */
     int *inner_ranks;        /* [n_inner] -> group rank */
+    uint8_t *inner_masked;   /* [n_inner] as net->masked says */
     int n_inner, inner_rank;
     const epx_wire_module_t *module; /* NULL when no rank is elsewhere */
     epx_wire_t *wire;

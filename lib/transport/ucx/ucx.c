@@ -55,6 +55,7 @@ static void close_net(epx_net_t *net) {
     pthread_mutex_destroy(&n->lock);
     free(n->inner_peers);
     free(n->inner_ranks);
+    free(n->inner_masked);
     free(n->peers);
     free(n);
 }
@@ -64,7 +65,8 @@ static epx_status_t sort_peers(ucx_net_t *n, const epx_peer_t *peers, int n_rank
     n->peers = calloc((size_t)n_ranks, sizeof *n->peers);
     n->inner_peers = calloc((size_t)n_ranks, sizeof *n->inner_peers);
     n->inner_ranks = calloc((size_t)n_ranks, sizeof *n->inner_ranks);
-    if (n->peers == NULL || n->inner_peers == NULL || n->inner_ranks == NULL)
+    n->inner_masked = calloc((size_t)n_ranks, 1);
+    if (n->inner_masked == NULL || n->peers == NULL || n->inner_peers == NULL || n->inner_ranks == NULL)
         return epx_fail(EPX_ERR_NOMEM, "ucx: no memory for %d peers", n_ranks);
     for (int r = 0; r < n_ranks; r++) {
         n->peers[r].inner = -1;
@@ -83,6 +85,7 @@ static epx_status_t open_inner(ucx_net_t *n, card_t *card) {
     uint8_t inner_card[EPX_NET_CARD_BYTES] = {0};
     EPX_TRY(t->open(n->inner_rank, n->n_inner, n->inner_peers, &n->inner, inner_card));
     n->inner->transport = t;
+    n->inner->masked = n->inner_masked;
     n->net.may_spin = n->inner->may_spin;
     for (size_t i = INNER_CARD_BYTES; i < sizeof inner_card; i++) EPX_ASSERT(inner_card[i] == 0);
     memcpy(card->inner, inner_card, sizeof card->inner);
@@ -272,10 +275,13 @@ static epx_status_t slab_share(epx_net_t *net, epx_slab_t *slab, uint64_t timeou
 
 static int dead_rank(epx_net_t *net) {
     ucx_net_t *n = (ucx_net_t *)net;
+    for (int i = 0; net->masked != NULL && i < n->n_inner; i++) n->inner_masked[i] = net->masked[n->inner_ranks[i]];
     int i = n->inner->transport->dead_rank(n->inner);
     if (i >= 0) return n->inner_ranks[i];
     for (int r = 0; net->n_messages > 0 && r < net->n_ranks; r++)
-        if (epx_load_acquire_u32(&n->peers[r].lost) && !epx_load_acquire_u32(&n->peers[r].left)) return r;
+        if (epx_load_acquire_u32(&n->peers[r].lost) && !epx_load_acquire_u32(&n->peers[r].left) &&
+            !(net->masked != NULL && net->masked[r]))
+            return r;
     return -1;
 }
 
