@@ -9,6 +9,7 @@ int epx_command_serve(const epx_settings_t *o);
 int epx_command_generate(const epx_settings_t *o);
 int epx_command_info(const epx_settings_t *o);
 int epx_command_demo(const epx_settings_t *o);
+int epx_command_eval(const epx_settings_t *o);
 /* Commands with flags of their own; argv[1] is the command. */
 int epx_command_bench(int argc, char **argv);
 

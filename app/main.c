@@ -18,6 +18,7 @@ static const struct {
     [EPX_CMD_GENERATE] = {"generate", "answer one prompt on standard output", epx_command_generate},
     [EPX_CMD_INFO] = {"info", "say what this machine and this build can do", epx_command_info},
     [EPX_CMD_DEMO] = {"demo", "two ranks, one word problem, then a server", epx_command_demo},
+    [EPX_CMD_EVAL] = {"eval", "measure a model on a text, or compare it with reference values", epx_command_eval},
 };
 /* Commands that read their own flags. */
 static const struct {
@@ -25,8 +26,8 @@ static const struct {
     int (*run)(int argc, char **argv);
 } tools[] = {{"bench", "measure the exchange between ranks on this machine", epx_command_bench}};
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
-static const char *const names[] = {"serve", "generate", "info", "demo", "bench", NULL};
-static const char *const unbuilt[] = {"eval", "plan", NULL};
+static const char *const names[] = {"serve", "generate", "info", "demo", "eval", "bench", NULL};
+static const char *const unbuilt[] = {"plan", NULL};
 
 /* ---- log lines ---- */
 
@@ -83,10 +84,10 @@ static int find(const char *const *list, const char *word) {
 
 static int refuse_command(const char *word) {
     if (find(unbuilt, word) >= 0)
-        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo, bench\n", word);
+        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo, eval, bench\n", word);
     else
-        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, bench\n", word,
-                epx_options_nearest(names, word));
+        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, eval, bench\n",
+                word, epx_options_nearest(names, word));
     return EXIT_USAGE;
 }
 
@@ -137,13 +138,22 @@ static int start_command(int command, const epx_settings_t *o) {
     return commands[command].run(o);
 }
 
+/* `eval WHAT [FILE]` has words before the options. Returns the index of the first option. */
+static int take_words(int command, int argc, char **argv, epx_settings_t *o) {
+    int at = 2;
+    if (command != EPX_CMD_EVAL) return at;
+    if (at < argc && argv[at][0] != '-') o->eval_what = argv[at++];
+    if (at < argc && argv[at][0] != '-') o->eval_file = argv[at++];
+    return at;
+}
+
 static int run_command(int command, int argc, char **argv) {
     epx_settings_t o;
     epx_str_t problems = {0};
     epx_status_t s;
     int code;
     init_settings(command, &o);
-    s = epx_options_parse(&epx_settings_table, command, 2, argc, argv, &o, &problems);
+    s = epx_options_parse(&epx_settings_table, command, take_words(command, argc, argv, &o), argc, argv, &o, &problems);
     if (s >= 0 && o.help) {
         epx_str_fini(&problems);
         return print_help(command);

@@ -40,7 +40,7 @@ epx_status_t epx_session_load_text(epx_session_t *s) {
 
 static const double DP_CONSERVATIVENESS = 0.3; /* SGLang's factor under DP attention */
 
-static epx_rank_config_t rank_config(const epx_settings_t *o) {
+epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     epx_rank_config_t r;
     epx_rank_config_init(&r);
     r.model_path = o->model_path;
@@ -78,7 +78,7 @@ static epx_balance_t balance_of(const char *name) {
 epx_status_t epx_session_start(epx_session_t *s) {
     epx_cluster_config_t cfg = {
         .size = sizeof cfg, .show_progress = isatty(2), .on_event = pass_event, .on_failure = pass_failure, .ctx = s};
-    cfg.rank = rank_config(s->settings);
+    cfg.rank = epx_session_rank_config(s->settings);
     cfg.limit_queue = s->settings->max_queued_requests >= 0;
     cfg.max_queued = (int)s->settings->max_queued_requests;
     cfg.balance = balance_of(s->settings->load_balance_method);

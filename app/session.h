@@ -33,6 +33,8 @@ typedef struct {
 
 /* *settings is borrowed until close. Always pair with close. */
 void epx_session_init(epx_session_t *s, const epx_settings_t *settings);
+/* What the ranks are started with; strings are borrowed from the settings. */
+epx_rank_config_t epx_session_rank_config(const epx_settings_t *o);
 /* Read tokenizer, chat template and generation_config.json of the model directory. */
 epx_status_t epx_session_load_text(epx_session_t *s);
 /* Start the ranks; blocks until they are ready. */

@@ -9,7 +9,8 @@
 #define GENERATE (1u << EPX_CMD_GENERATE)
 #define INFO (1u << EPX_CMD_INFO)
 #define DEMO (1u << EPX_CMD_DEMO)
-#define ALL (SERVE | GENERATE | INFO | DEMO)
+#define EVAL (1u << EPX_CMD_EVAL)
+#define ALL (SERVE | GENERATE | INFO | DEMO | EVAL)
 #define AT(field) offsetof(epx_settings_t, field)
 #define NOTED(i) offsetof(epx_settings_t, noted) + (i) * sizeof(int)
 #define I31 2147483647.0
@@ -141,10 +142,17 @@ static const epx_option_t options[] = {
      "Leave out tokens less probable than X times the most probable one."},
     {"seed", NULL, EPX_OPTION_INT, AT(seed), 0, I53, NULL, NULL, GENERATE, "N",
      "Seed of the answer: the same seed gives the same text. Default: --random-seed."},
+    {"reference", NULL, EPX_OPTION_TEXT, AT(reference), 0, -1, NULL, NULL, EVAL, "DIR",
+     "eval logits: directory with reference.json and reference.safetensors (docs/models.md). Default: --model-path."},
+    {"tolerance", NULL, EPX_OPTION_REAL, AT(tolerance), 0, 1000, NULL, NULL, EVAL, "X",
+     "eval logits: largest difference of a logit that is not a failure. Default 0.001."},
+    {"window", NULL, EPX_OPTION_INT, AT(window), 2, 65536, NULL, NULL, EVAL, "N",
+     "eval perplexity: tokens that the model sees at once; windows overlap by half. Default 512, or the context if that is "
+     "shorter."},
     {"help", NULL, EPX_OPTION_FLAG, AT(help), 0, -1, NULL, NULL, ALL, NULL, "Print this text."},
 };
 
-static const char *const commands[] = {"epx serve", "epx generate", "epx info", "epx demo", NULL};
+static const char *const commands[] = {"epx serve", "epx generate", "epx info", "epx demo", "epx eval", NULL};
 
 const epx_option_table_t epx_settings_table = {options, sizeof options / sizeof options[0], commands};
 
@@ -169,5 +177,6 @@ void epx_settings_init(epx_settings_t *s) {
                           .top_p = -1,
                           .min_p = -1,
                           .top_k = INT64_MIN,
-                          .seed = -1};
+                          .seed = -1,
+                          .tolerance = 1e-3};
 }

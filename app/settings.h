@@ -7,7 +7,7 @@
 #include "app/options.h"
 #include "base/str.h"
 
-typedef enum { EPX_CMD_SERVE, EPX_CMD_GENERATE, EPX_CMD_INFO, EPX_CMD_DEMO, EPX_CMD_COUNT } epx_command_t;
+typedef enum { EPX_CMD_SERVE, EPX_CMD_GENERATE, EPX_CMD_INFO, EPX_CMD_DEMO, EPX_CMD_EVAL, EPX_CMD_COUNT } epx_command_t;
 
 enum { EPX_MAX_NOTED = 32 };
 
@@ -40,10 +40,14 @@ typedef struct {
     int64_t context_length, max_total_tokens, page_size; /* 0: the engine's choice */
     int64_t random_seed;
     const char *prompt, *chat;
-    int64_t max_tokens;               /* 0: as many as fit */
-    double temperature, top_p, min_p; /* -1: the model's generation_config.json */
-    int64_t top_k;                    /* INT64_MIN: as above */
-    int64_t seed;                     /* -1: random_seed */
+    int64_t max_tokens;                /* 0: as many as fit */
+    double temperature, top_p, min_p;  /* -1: the model's generation_config.json */
+    int64_t top_k;                     /* INT64_MIN: as above */
+    int64_t seed;                      /* -1: random_seed */
+    const char *eval_what;             /* "perplexity" or "logits" */
+    const char *eval_file, *reference; /* reference NULL: model_path */
+    int64_t window;                    /* 0: 512 or the context */
+    double tolerance;
 } epx_settings_t;
 
 extern const epx_option_table_t epx_settings_table;

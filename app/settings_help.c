@@ -39,6 +39,19 @@ static const page_t pages[EPX_CMD_COUNT] = {
                       "--port or the next "
                       "free one. If standard input is not a terminal it ends after the answer.",
                       "    epx demo --model-path models/tinymoe-math\n"},
+    [EPX_CMD_EVAL] = {"epx eval", "measure a model on a text, or compare it with reference values",
+                      "epx eval perplexity FILE --model-path DIR [OPTION]...\n    epx eval logits --model-path DIR [--reference "
+                      "DIR] [OPTION]...",
+                      "perplexity: tokens of FILE (UTF-8 text), their mean negative log-likelihood and its exponential. logits: "
+                      "compares logits, "
+                      "chosen experts and greedy tokens with those that another program computed, and prints the largest and "
+                      "mean difference; exit "
+                      "code 1 when a logit is further off than --tolerance, other experts are chosen, or another token where the "
+                      "reference's margin is "
+                      "above twice the tolerance. The ranks are threads of this process.",
+                      "    epx eval perplexity README.md --model-path models/tinymoe-math\n"
+                      "    epx eval logits --model-path models/tinymoe-math --tp 2 --dp 2 \\\n"
+                      "        --enable-dp-attention\n"},
 };
 
 epx_status_t epx_settings_help(epx_command_t command, epx_str_t *out) {

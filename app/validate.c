@@ -157,6 +157,16 @@ static epx_status_t check_key(const epx_settings_t *s, epx_str_t *out) {
     return EPX_OK;
 }
 
+static epx_status_t check_eval(const epx_settings_t *s, epx_str_t *out) {
+    if (s->eval_what == NULL || (!is(s->eval_what, "perplexity") && !is(s->eval_what, "logits")))
+        return epx_str_printf(out, "%s%s%s; legal: epx eval perplexity FILE, epx eval logits\n",
+                              s->eval_what ? "eval \"" : "what to evaluate is missing", s->eval_what ? s->eval_what : "",
+                              s->eval_what ? "\": unknown" : "");
+    if (is(s->eval_what, "perplexity") && s->eval_file == NULL)
+        return epx_str_append_z(out, "eval perplexity: the text FILE is missing\n");
+    return EPX_OK;
+}
+
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems) {
     EPX_TRY(check_tp_dp(s, problems));
     EPX_TRY(check_dp_attention(s, problems));
@@ -170,6 +180,7 @@ epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t comman
     EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, s->dp, problems));
     EPX_TRY(check_key(s, problems));
     EPX_TRY(check_model(s, command, problems));
+    if (command == EPX_CMD_EVAL) return check_eval(s, problems);
     return command == EPX_CMD_GENERATE ? check_generate(s, problems) : EPX_OK;
 }
 

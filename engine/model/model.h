@@ -120,6 +120,11 @@ typedef struct {
     float *logits;              /* out [n_logits, vocab] */
 } epx_batch_t;
 
+/* Called after each layer: ids, weights [n_rows, top_k] as the router chose them (NULL in a layer without experts); hidden
+ * [n_rows, hidden] after the layer. All borrowed during the call. */
+typedef void (*epx_model_probe_fn)(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights,
+                                   const float *hidden);
+
 /* Run all layers. Collective. Errors are those of the exchange; after one the batch's KV and logits are undefined. */
 epx_status_t epx_model_forward(epx_model_t *m, const epx_batch_t *b);
 

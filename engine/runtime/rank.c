@@ -340,4 +340,6 @@ void epx_rank_set_logits_hook(epx_rank_t *r, epx_rank_logits_hook_fn fn, void *c
     r->logits_hook_ctx = ctx;
 }
 
+void epx_rank_watch_layers(epx_rank_t *r, epx_model_probe_fn fn, void *ctx) { epx_model_set_probe(r->model, fn, ctx); }
+
 epx_model_t *epx_rank_model(epx_rank_t *r) { return r->model; }

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "engine/model/meter.h"
+#include "engine/model/model.h"
 #include "engine/sample/sample.h"
 #include "epx/epx.h"
 
@@ -166,5 +166,9 @@ void epx_rank_destroy(epx_rank_t *r);
 /* Run `n` tokens (n may be 0 on some ranks) from position 0, cut into chunks of chunk_tokens as serving would, and write logits
  * of every position, [n, vocab]. Uses no live request's KV. max_n: the largest n over all ranks (the same value on all). */
 epx_status_t epx_rank_logits(epx_rank_t *r, const int32_t *tokens, int32_t n, int32_t max_n, float *out_logits);
+
+/* From now on hand every layer's routing and residual stream to fn, on the thread that steps; NULL ends it. Slows nothing else.
+ */
+void epx_rank_watch_layers(epx_rank_t *r, epx_model_probe_fn fn, void *ctx);
 
 #endif
