@@ -8,6 +8,7 @@
 
 #define EPX_TRANSPORT(name) extern const epx_transport_t epx_transport_##name;
 #include "core/transports.def"
+#include "core/wrappers.def"
 #undef EPX_TRANSPORT
 #define EPX_A2A(name) extern const epx_a2a_t epx_a2a_##name;
 #include "core/a2a.def"
@@ -16,6 +17,11 @@
 static const epx_transport_t *const transports[] = {
 #define EPX_TRANSPORT(name) &epx_transport_##name,
 #include "core/transports.def"
+#undef EPX_TRANSPORT
+};
+static const epx_transport_t *const wrappers[] = {
+#define EPX_TRANSPORT(name) &epx_transport_##name,
+#include "core/wrappers.def"
 #undef EPX_TRANSPORT
 };
 static const epx_a2a_t *const backends[] = {
@@ -31,6 +37,7 @@ static const epx_component_t absent[] = {
 
 enum {
     N_TRANSPORTS = (int)(sizeof transports / sizeof transports[0]),
+    N_WRAPPERS = (int)(sizeof wrappers / sizeof wrappers[0]),
     N_BACKENDS = (int)(sizeof backends / sizeof backends[0]),
     N_ABSENT = (int)(sizeof absent / sizeof absent[0])
 };
@@ -41,6 +48,8 @@ const epx_a2a_t *epx_a2a_at(int i) { return i >= 0 && i < N_BACKENDS ? backends[
 const epx_transport_t *epx_transport_named(const char *name, size_t len) {
     for (int i = 0; i < N_TRANSPORTS; i++)
         if (strlen(transports[i]->name) == len && memcmp(transports[i]->name, name, len) == 0) return transports[i];
+    for (int i = 0; i < N_WRAPPERS; i++)
+        if (strlen(wrappers[i]->name) == len && memcmp(wrappers[i]->name, name, len) == 0) return wrappers[i];
     return NULL;
 }
 
@@ -90,8 +99,11 @@ epx_status_t epx_component(int i, epx_component_t *out) {
         *out = (epx_component_t){"backend", backends[i - N_TRANSPORTS]->name, 1, backends[i - N_TRANSPORTS]->detail};
     } else if (i >= N_TRANSPORTS + N_BACKENDS && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT) {
         *out = absent[i - N_TRANSPORTS - N_BACKENDS];
+    } else if (i >= N_TRANSPORTS + N_BACKENDS + N_ABSENT && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT + N_WRAPPERS) {
+        const epx_transport_t *w = wrappers[i - N_TRANSPORTS - N_BACKENDS - N_ABSENT];
+        *out = (epx_component_t){"wrapper", w->name, 1, w->detail};
     } else {
-        return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are %d", i, N_TRANSPORTS + N_BACKENDS + N_ABSENT);
+        return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are %d", i, N_TRANSPORTS + N_BACKENDS + N_ABSENT + N_WRAPPERS);
     }
     return EPX_OK;
 }

@@ -73,6 +73,21 @@ static epx_status_t leave(epx_plan_t *p, int channel, epx_channel_state_t next, 
     return EPX_OK;
 }
 
+/* Tell a transport that listens that a call begins or ends. */
+static void tell(const epx_plan_t *p, int channel, epx_channel_state_t call, int begins) {
+    if (p->net->transport->at_call != NULL)
+        p->net->transport->at_call(p->net, call_names[call], p->channels[channel].epoch, p->wait_ns, begins);
+}
+
+typedef epx_status_t (*half_t)(epx_plan_t *p, const epx_io_t *io);
+
+static epx_status_t run(epx_plan_t *p, const epx_io_t *io, epx_channel_state_t call, half_t half) {
+    tell(p, io->channel, call, 1);
+    epx_status_t s = half(p, io);
+    tell(p, io->channel, call, 0);
+    return leave(p, io->channel, (epx_channel_state_t)((call + 1) % 4), s);
+}
+
 static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     ch->epoch++;
@@ -81,19 +96,19 @@ static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     p->n_dispatches++;
     epx_io_t masked = *io;
     epx_mask_apply(p, &masked);
-    return leave(p, io->channel, EPX_CH_DISPATCH_RECV, p->a2a->dispatch_send(p, &masked));
+    return run(p, &masked, EPX_CH_DISPATCH_SEND, p->a2a->dispatch_send);
 }
 
 static epx_status_t run_dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
-    return leave(p, io->channel, EPX_CH_COMBINE_SEND, p->a2a->dispatch_recv(p, io));
+    return run(p, io, EPX_CH_DISPATCH_RECV, p->a2a->dispatch_recv);
 }
 
 static epx_status_t run_combine_send(epx_plan_t *p, const epx_io_t *io) {
-    return leave(p, io->channel, EPX_CH_COMBINE_RECV, p->a2a->combine_send(p, io));
+    return run(p, io, EPX_CH_COMBINE_SEND, p->a2a->combine_send);
 }
 
 static epx_status_t run_combine_recv(epx_plan_t *p, const epx_io_t *io) {
-    epx_status_t s = leave(p, io->channel, EPX_CH_DISPATCH_SEND, p->a2a->combine_recv(p, io));
+    epx_status_t s = run(p, io, EPX_CH_COMBINE_RECV, p->a2a->combine_recv);
     if (s == EPX_OK) p->n_combines++;
     return s;
 }

@@ -122,6 +122,8 @@ static int run_case(th_rank_t *r, epx_group_t *g, const matrix_t *m, int idx) {
     fill_placement(&c.shape, (idx + idx / 5) % 5, c.seed, slot_rank, slot_expert);
     if (r->mode == TH_PROCESSES && r->n_ranks > 1 && th_needs_one_process(c.backend))
         return th_case_refused(r, g, &c, "one process");
+    if (r->n_ranks > 1 && strcmp(m->transport == NULL ? "" : m->transport, "fault") == 0 && th_needs_one_process(c.backend))
+        return th_case_refused(r, g, &c, "messages");
     return th_case_run(r, g, &c);
 }
 
@@ -233,6 +235,7 @@ int main(int argc, char **argv) {
     const char *transports[TH_MAX_COMPONENTS], *kind = argc > 1 ? argv[1] : "threads";
     int want_self = strcmp(kind, "self") == 0, is_pairwise = argc > 2 && strcmp(argv[2], "pairwise") == 0, n_bad = 0, n_cases = 0;
     int n_transports = th_components("transport", transports);
+    const char *wrapper = strncmp(kind, "wrapper:", 8) == 0 ? kind + 8 : NULL; /* ranks are threads */
     m.mode = strcmp(kind, "processes") == 0 ? TH_PROCESSES : TH_THREADS;
     m.n_backends = th_components("backend", m.backends);
     m.n_steps = argc > 3 ? atoi(argv[3]) : TH_N_KINDS;
@@ -243,6 +246,7 @@ int main(int argc, char **argv) {
         return run_remote(&m, atoi(argv[3]), atoi(argv[4]));
     }
     th_print_seed();
+    if (wrapper != NULL) transports[0] = wrapper, n_transports = 1;
     for (int i = 0; i < n_transports; i++) {
         int max_w = want_self ? 1 : N_W;
         if ((strcmp(transports[i], "self") == 0) != want_self) continue;

@@ -17,6 +17,7 @@ quick() {
     echo "refuse mismatch_names_the_field"
     echo "channels threads"
     echo "recover threads"
+    echo "matrix wrapper:fault pairwise 6"
     echo "faults threads timeout_names_phase_and_peer"
 }
 
