@@ -335,8 +335,8 @@ static void worlds_and_components(void **state) {
     assert_non_null(strstr(epx_last_error(), "self, shm"));
     for (; epx_component(n, &c) == EPX_OK; n++)
         found += strcmp(c.name, "ucx") != 0 && c.available && c.detail[0] != '\0'; /* ucx: as the machine has it */
-    assert_int_equal(found, 5);
-    assert_int_equal(n, 9);
+    assert_int_equal(found, 7); /* two transports, three backends, two wrappers */
+    assert_int_equal(n, 11);
 }
 
 /* ---- waits ---- */
