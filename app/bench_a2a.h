@@ -42,7 +42,8 @@ typedef struct {
     int checked;                                                     /* outputs equal the oracle's, bit for bit, on all ranks */
     int n_samples, n_blocks, n_dropped_blocks, quiet;                /* quiet: only undisturbed blocks count */
     double us_p50, us_p99;
-    uint64_t wire_bytes; /* of one exchange: most of any rank, by the library's counters */
+    uint64_t buffer_bytes; /* of the plan, one rank */
+    uint64_t wire_bytes;   /* of one exchange: most of any rank, by the library's counters */
 } bench_result_t;
 
 typedef struct {

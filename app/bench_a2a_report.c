@@ -83,6 +83,7 @@ void bench_print_json(const bench_run_t *run, int job, FILE *out) {
         text_field(out, "input", r->input);
         fprintf(out, "\"checked\":%s,\"us_p50\":%.3f,\"us_p99\":%.3f,\"samples\":%d,\"blocks\":%d,\"dropped_blocks\":%d,",
                 r->checked ? "true" : "false", r->us_p50, r->us_p99, r->n_samples, r->n_blocks, r->n_dropped_blocks);
+        if (r->buffer_bytes) fprintf(out, "\"buffer_bytes\":%llu,", (unsigned long long)r->buffer_bytes);
         fprintf(out, "\"logical_bytes\":%llu,\"wire_bytes\":%llu,", (unsigned long long)j->logical_bytes,
                 (unsigned long long)r->wire_bytes);
         fprintf(out, "\"floor_us\":%.3f,\"floor_ratio\":%.3f,\"memcpy_ratio\":%.3f,\"arithmetic_us\":%.3f,", bound,
@@ -100,10 +101,10 @@ void bench_print_table(const bench_run_t *run, int job, FILE *out) {
     fprintf(out, "E %d, K %d, H %d, T %d, W %d, %s: %.1f KiB a rank each way and back, flag %d and %d ns%s\n", j->n_experts,
             j->top_k, j->hidden, j->n_tokens, run->n_ranks, bench_skew_name(j->skew), (double)j->logical_bytes / 1024,
             j->flag_ns_before, j->flag_ns_after, same_core(j) ? " (one physical core: not to be compared)" : "");
-    fprintf(out, "  %-42s %9s %9s %11s %9s %9s %9s\n", "", "p50 us", "p99 us", "wire KiB", "2 copies", "memcpy", "best peer");
+    fprintf(out, "  %-46s %9s %9s %11s %9s %9s %9s\n", "", "p50 us", "p99 us", "wire KiB", "2 copies", "memcpy", "best peer");
     for (int i = 0; i < run->n_results[job]; i++) {
         const bench_result_t *r = &run->results[job][i];
-        fprintf(out, "  %-42s %9.2f %9.2f ", r->name, r->us_p50, r->us_p99);
+        fprintf(out, "  %-46s %9.2f %9.2f ", r->name, r->us_p50, r->us_p99);
         if (r->kind == BENCH_OURS) fprintf(out, "%11.1f", (double)r->wire_bytes / 1024);
         else fprintf(out, "%11s", "");
         fprintf(out, " %9.2f %9.2f", floor_us(run, job) / r->us_p50, p50_of(run, job, "memcpy") / r->us_p50);

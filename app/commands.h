@@ -12,6 +12,7 @@ int epx_command_demo(const epx_settings_t *o);
 int epx_command_eval(const epx_settings_t *o);
 /* Commands with flags of their own; argv[1] is the command. */
 int epx_command_bench(int argc, char **argv);
+int epx_command_plan(int argc, char **argv);
 
 /* Serve HTTP on a started session until a signal or the loss of the ranks. search: if the port is taken use the next free one.
  * The ranks are stopped afterwards. Returns the exit code. */

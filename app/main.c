@@ -24,10 +24,10 @@ static const struct {
 static const struct {
     const char *name, *purpose;
     int (*run)(int argc, char **argv);
-} tools[] = {{"bench", "measure the exchange between ranks on this machine", epx_command_bench}};
+} tools[] = {{"bench", "measure the exchange between ranks on this machine", epx_command_bench},
+             {"plan", "compute what an exchange costs on any number of ranks", epx_command_plan}};
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
-static const char *const names[] = {"serve", "generate", "info", "demo", "eval", "bench", NULL};
-static const char *const unbuilt[] = {"plan", NULL};
+static const char *const names[] = {"serve", "generate", "info", "demo", "eval", "bench", "plan", NULL};
 
 /* ---- log lines ---- */
 
@@ -83,11 +83,8 @@ static int find(const char *const *list, const char *word) {
 }
 
 static int refuse_command(const char *word) {
-    if (find(unbuilt, word) >= 0)
-        fprintf(stderr, "epx: the command \"%s\" is not built yet; there are: serve, generate, info, demo, eval, bench\n", word);
-    else
-        fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, eval, bench\n",
-                word, epx_options_nearest(names, word));
+    fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, eval, bench, plan\n",
+            word, epx_options_nearest(names, word));
     return EXIT_USAGE;
 }
 

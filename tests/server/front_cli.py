@@ -89,7 +89,7 @@ def test_settings():
 
 def test_commands():
     expect(run(), 2, "usage: epx")
-    expect(run("plan"), 2, '"plan" is not built yet', "serve, generate, info, demo")
+    expect(run("plan"), 2, "--model-path DIR, or --hidden N")
     expect(run("bench"), 2, "a2a")
     expect(run("bench", "a2a", "--ranks", "0", "--tokens", "x"), 2, "--ranks 0", "--tokens x")
     expect(run("serv"), 2, 'unknown command "serv"', "did you mean serve?")
