@@ -16,7 +16,7 @@ if(Python3_FOUND)
   set_tests_properties(http_e2e PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
   add_test(NAME native_api COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/native_test.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR})
-  set_tests_properties(native_api PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+  set_tests_properties(native_api PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS "server;tsan")
   # Screenshots: build/artifacts.
   add_test(NAME web_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/web_test.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts)
