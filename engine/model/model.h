@@ -103,6 +103,17 @@ epx_status_t epx_model_set_attention_plan(epx_model_t *m, epx_plan_t *plan);
  * heads, block-scaled matrices, heads that do not divide). And heads of this rank's KV cache. */
 int epx_model_attention_tp(const epx_model_t *m);
 int epx_model_kv_heads(const epx_model_t *m);
+enum { EPX_SELF_TEST_TOKENS = 2 };
+typedef struct {
+    epx_plan_t *plan; /* of at least EPX_SELF_TEST_TOKENS tokens, otherwise as the model's own, whose counters it leaves alone */
+    int group_size;   /* ranks that hold the same tokens */
+    double factor;    /* 1; another value stands for a layer whose sum is wrong by it: for tests */
+    epx_status_t (*gather)(void *ctx, const void *mine, size_t n_bytes, void *out_all); /* over all ranks, at most 256 bytes */
+    void *ctx;
+} epx_self_test_t;
+/* Compare the first MoE layer over all ranks with the sum of its experts one by one. Collective; max_rows is at least
+ * EPX_SELF_TEST_TOKENS. EPX_ERR_MISMATCH says what differs. */
+epx_status_t epx_model_self_test(epx_model_t *m, const epx_self_test_t *t);
 const epx_model_config_t *epx_model_config(const epx_model_t *m);
 /* Bytes of checkpoint files mapped by this rank; 0 for dummy weights. */
 uint64_t epx_model_mapped_bytes(const epx_model_t *m);

@@ -149,6 +149,23 @@ static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     return EPX_OK;
 }
 
+static epx_status_t gather(void *group, const void *mine, size_t n_bytes, void *out_all) {
+    return epx_group_allgather(group, mine, n_bytes, out_all, 0);
+}
+
+epx_status_t epx_rank_self_test(epx_rank_t *r, double factor) {
+    epx_self_test_t t = {.group_size = r->attn_size, .factor = factor, .gather = gather, .ctx = r->group};
+    epx_plan_config_t pc;
+    epx_status_t s;
+    if (r->cfg.tp == 1 || r->max_rows < EPX_SELF_TEST_TOKENS) return EPX_OK; /* one rank has nobody to differ from */
+    epx_rank_plan_config(r, &pc);
+    pc.max_tokens = EPX_SELF_TEST_TOKENS;
+    EPX_TRY(epx_plan_create(r->group, &pc, &t.plan));
+    s = epx_model_self_test(r->model, &t);
+    epx_plan_destroy(t.plan);
+    return s;
+}
+
 /* All ranks take what the poorest can have, so that each accepts the same requests. */
 static epx_status_t agree_kv(epx_rank_t *r) {
     int64_t mine = r->info.kv_tokens, all[EPX_RANK_MAX_TP];
@@ -177,6 +194,7 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     EPX_TRY_GOTO(s, make_attention_plan(r), err_rank);
     if (r->attn_plan) s = epx_model_set_attention_plan(r->model, r->attn_plan);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, s, "dividing attention"), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_self_test(r, 1), "self-test"), err_rank);
     r->info.attn_tp = epx_model_attention_tp(r->model);
     r->info.mapped_bytes = epx_model_mapped_bytes(r->model);
     *out_rank = r;

@@ -199,6 +199,25 @@ static void body_requests(void *ctx, int rank, epx_rank_t *r) {
     CHECK(seen[3].finish == EPX_FINISH_STOP && seen[3].n_tokens == 1, "stop id: %d tokens", seen[3].n_tokens);
 }
 
+/* The test at the start passes (or there would be no rank), and would not if the layer's sum were doubled or halved. */
+static void body_self_test(void *ctx, int rank, epx_rank_t *r) {
+    (void)ctx, (void)rank;
+    CHECK_OK(epx_rank_self_test(r, 1));
+    expect_message(epx_rank_self_test(r, 2), EPX_ERR_MISMATCH, "MoE layer 0, token 0", "refusing to serve");
+    expect_message(epx_rank_self_test(r, 0.999), EPX_ERR_MISMATCH, "over 4 ranks", "one by one");
+}
+
+static void check_self_test(void) {
+    for (int dp = 1; dp <= 4; dp *= 2) {
+        epx_rank_config_t c = small_config(QWEN, 4);
+        c.n_threads = 1;
+        c.dp = dp;
+        c.combine = dp == 2 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT;
+        c.moe_a2a_backend = dp == 4 ? "none" : "pplx";
+        with_ranks(&c, body_self_test, NULL);
+    }
+}
+
 /* ---- idling, waking, stopping: two ranks in lockstep, kept together by a barrier between the phases ---- */
 
 static pthread_barrier_t phase;
@@ -281,6 +300,7 @@ int main(void) {
     check_configs();
     check_mapped();
     check_dummy();
+    check_self_test();
     epx_rank_config_t one = small_config(QWEN, 1), two = small_config(QWEN, 2);
     with_ranks(&one, body_requests, NULL);
     pthread_barrier_init(&phase, NULL, 2);

@@ -1,0 +1,147 @@
+/* One MoE layer over all ranks against the same layer put together from single experts: what a double reduction, a wrong owner of
+ * an expert or a lost row would change. Run once at the start, with a small plan of its own. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/philox.h"
+#include "engine/model/common/arch.h"
+
+enum { TOKENS = EPX_SELF_TEST_TOKENS, COLUMNS = 56, MAX_RANKS = 64, SEED = 20 };
+
+typedef struct {
+    epx_model_t *m;
+    const epx_self_test_t *t;
+    int group; /* of ranks that hold the same tokens */
+    float *x;  /* [TOKENS, hidden] of one group */
+    float *row;
+    int32_t *expert_off;
+} check_t;
+
+static void make_tokens(const check_t *c, int group, float *x) {
+    uint64_t at = (uint64_t)group * TOKENS * (uint64_t)c->m->cfg.hidden;
+    for (int64_t i = 0; i < (int64_t)TOKENS * c->m->cfg.hidden; i++)
+        x[i] = (float)epx_philox_u32(SEED, at + (uint64_t)i) * 0x1p-31f - 1.0f;
+}
+
+/* Spread over all experts, so over all ranks; distinct for one token. */
+static int32_t expert_of(const check_t *c, int group, int token, int k) {
+    const epx_model_config_t *cfg = &c->m->cfg;
+    return (int32_t)(((int64_t)k * (cfg->n_experts / cfg->top_k) + group * TOKENS + token) % cfg->n_experts);
+}
+
+static float weight_of(int k) { return 1.0f / (float)(k + 1); }
+
+static int64_t column(const check_t *c, int i) { return (int64_t)i * c->m->cfg.hidden / COLUMNS; }
+
+static epx_status_t exchange(const check_t *c) {
+    epx_model_t *m = c->m;
+    epx_lists_t lists;
+    epx_io_t io;
+    for (int t = 0; t < TOKENS; t++)
+        for (int k = 0; k < m->cfg.top_k; k++) {
+            m->ids[t * m->cfg.top_k + k] = expert_of(c, c->group, t, k);
+            m->weights[t * m->cfg.top_k + k] = weight_of(k);
+        }
+    epx_io_init(&io);
+    io.x = c->x;
+    io.ids = m->ids;
+    io.weights = m->weights;
+    io.n_tokens = TOKENS;
+    EPX_TRY(epx_dispatch(c->t->plan, &io));
+    EPX_TRY(epx_plan_lists(c->t->plan, 0, &lists));
+    if (lists.n_rows)
+        epx_ops_experts(m->ops, &lists, m->layers[m->cfg.n_dense_layers].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
+    io.x = m->expert_out;
+    io.out_x = m->proj;
+    return epx_combine(c->t->plan, &io);
+}
+
+/* The owner of an expert runs it on one token of a group and gives some columns of the result to all. */
+static epx_status_t one_expert(const check_t *c, int expert, const float *x, float out[COLUMNS]) {
+    epx_model_t *m = c->m;
+    const int local = expert - m->first_expert;
+    const epx_list_entry_t entry = {0, 0};
+    const void *base[1] = {x};
+    float mine[COLUMNS] = {0}, all[MAX_RANKS][COLUMNS];
+    int owner = 0, first, n;
+    if (local >= 0 && local < m->n_local_experts) {
+        for (int e = 0; e <= m->n_local_experts; e++) c->expert_off[e] = e > local;
+        const epx_lists_t one = {.n_local_experts = m->n_local_experts,
+                                 .n_rows = 1,
+                                 .expert_off = c->expert_off,
+                                 .entries = &entry,
+                                 .row_base = base,
+                                 .row_stride_bytes = (uint64_t)m->cfg.hidden * sizeof(float)};
+        epx_ops_experts(m->ops, &one, m->layers[m->cfg.n_dense_layers].experts, m->cfg.hidden, m->cfg.moe_ffn, c->row);
+        for (int i = 0; i < COLUMNS; i++) mine[i] = c->row[column(c, i)];
+    }
+    EPX_TRY(c->t->gather(c->t->ctx, mine, sizeof mine, all));
+    for (;; owner++) {
+        epx_model_expert_range(m->cfg.n_experts, owner, m->n_ranks, &first, &n);
+        if (expert < first + n) break;
+    }
+    for (int i = 0; i < COLUMNS; i++) out[i] = all[owner][i];
+    return EPX_OK;
+}
+
+static epx_status_t compare(const check_t *c, int token, const float sum[COLUMNS], const float size[COLUMNS]) {
+    for (int i = 0; i < COLUMNS; i++) {
+        const double want = sum[i] * c->t->factor, got = c->m->proj[(int64_t)token * c->m->cfg.hidden + column(c, i)];
+        if (fabs(got - want) <= 1e-4 * size[i] + 1e-9) continue;
+        return epx_fail(
+            EPX_ERR_MISMATCH,
+            "self-test of the exchange: MoE layer %d, token %d, column %lld is %.6g over %d ranks, %.6g from its experts one by "
+            "one; refusing to serve",
+            c->m->cfg.n_dense_layers, token, (long long)column(c, i), got, c->m->n_ranks, want);
+    }
+    return EPX_OK;
+}
+
+/* Every rank takes part for the tokens of every group; the group that has them compares. */
+static epx_status_t check_token(const check_t *c, int group, int token, const float *x, epx_status_t before) {
+    float sum[COLUMNS] = {0}, size[COLUMNS] = {0}, part[COLUMNS];
+    for (int k = 0; k < c->m->cfg.top_k; k++) {
+        EPX_TRY(one_expert(c, expert_of(c, group, token, k), x, part));
+        for (int i = 0; i < COLUMNS; i++) {
+            sum[i] = fmaf(weight_of(k), part[i], sum[i]);
+            size[i] += fabsf(weight_of(k) * part[i]);
+        }
+    }
+    return group == c->group && before >= 0 ? compare(c, token, sum, size) : before;
+}
+
+/* A difference does not end the gathers, which all ranks go through together; a lost peer does. */
+static epx_status_t run(const check_t *c, float *other) {
+    epx_status_t found = EPX_OK;
+    EPX_TRY(exchange(c));
+    for (int g = 0; g < c->m->n_ranks / c->t->group_size; g++) {
+        make_tokens(c, g, other);
+        for (int t = 0; t < TOKENS; t++) {
+            epx_status_t s = check_token(c, g, t, other + (int64_t)t * c->m->cfg.hidden, found);
+            if (s < 0 && s != EPX_ERR_MISMATCH) return s;
+            found = s;
+        }
+    }
+    return found;
+}
+
+epx_status_t epx_model_self_test(epx_model_t *m, const epx_self_test_t *t) {
+    const size_t n = (size_t)TOKENS * (size_t)m->cfg.hidden;
+    check_t c = {.m = m, .t = t, .group = m->rank / t->group_size};
+    float *other = malloc(n * sizeof *other);
+    epx_status_t s;
+    c.x = malloc(n * sizeof *c.x);
+    c.row = malloc((size_t)m->cfg.hidden * sizeof *c.row);
+    c.expert_off = malloc(((size_t)m->n_local_experts + 1) * sizeof *c.expert_off);
+    if (!other || !c.x || !c.row || !c.expert_off) {
+        s = epx_fail(EPX_ERR_NOMEM, "self-test of the exchange: no memory for %d tokens", TOKENS);
+    } else {
+        make_tokens(&c, c.group, c.x);
+        s = run(&c, other);
+    }
+    free(other);
+    free(c.x);
+    free(c.row);
+    free(c.expert_off);
+    return s;
+}
