@@ -140,6 +140,7 @@ int epx_serve_session(epx_session_t *s, int search) {
                              .default_sampling = s->defaults.sampling,
                              .max_context = s->status.info.max_context,
                              .n_vocab = s->status.info.vocab,
+                             .by_priority = o->enable_priority_scheduling,
                              .stream_interval = (int)o->stream_interval};
     epx_http_t *h = NULL;
     epx_str_t args = {0};

@@ -26,6 +26,7 @@ typedef struct {
     int max_connections;  /* 1024, and never more than the descriptors of this process allow */
     int max_live;         /* choices queued or generating; more are answered 429. 1024 */
     int client_timeout_s; /* silence of a client that owes us bytes or reads none. 30; a whole request may take twice that */
+    int by_priority;      /* 1: requests may carry "priority" */
     int stream_interval;  /* tokens between two events of a stream after the first; 1 */
     int keepalive_s;      /* a stream is not silent for longer. 15 */
 } epx_http_config_t;

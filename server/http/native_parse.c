@@ -44,7 +44,6 @@ static const neutral_t neutral_request[] = {
     {"bootstrap_host", "[null]"},
     {"bootstrap_port", "[null]"},
     {"bootstrap_room", "[null]"},
-    {"priority", "[null,0]"},
     {"background", "[null,false]"},
     {"extra_key", "[null]"},
     {"log_metrics", "[null,true]"},
@@ -254,12 +253,12 @@ static epx_status_t parse_member(parse_t *q, const char *name, const json_t *v) 
     if (strcmp(name, "text") == 0 || strcmp(name, "input_ids") == 0) return parse_input(q, name, v);
     if (strcmp(name, "sampling_params") == 0) return q->params = v, EPX_OK;
     if (strcmp(name, "rid") == 0) return q->rid = v, EPX_OK;
-    if (strcmp(name, "stream") == 0) return epx_api_parse_param(&q->p, name, v);
+    if (strcmp(name, "stream") == 0 || strcmp(name, "priority") == 0) return epx_api_parse_param(&q->p, name, v);
     if (strcmp(name, "data_parallel_rank") == 0 || strcmp(name, "routed_dp_rank") == 0) return parse_dp_rank(q, name, v);
     epx_status_t s = CHECK_NEUTRAL(q->p.err, neutral_request, name, v);
     if (s != EPX_AGAIN) return s;
     return epx_api_fail(q->p.err, 400, "unknown_parameter", name,
-                        "%.60s: unknown parameter; accepted: text, input_ids, sampling_params, stream, rid, data_parallel_rank",
+                        "%.60s: unknown parameter; accepted: text, input_ids, sampling_params, stream, rid, priority, data_parallel_rank",
                         name);
 }
 

@@ -100,6 +100,14 @@ static epx_status_t parse_stream(epx_api_parse_t *p, const char *name, const jso
     return take_bool(p, name, v, &p->req->stream);
 }
 
+static epx_status_t parse_priority(epx_api_parse_t *p, const char *name, const json_t *v) {
+    if (json_is_null(v)) return EPX_OK;
+    if (!json_is_integer(v) || json_integer_value(v) < INT32_MIN || json_integer_value(v) > INT32_MAX)
+        return epx_api_bad_value(p, name, v, "a 32-bit integer, or null");
+    p->req->priority = (int32_t)json_integer_value(v);
+    return EPX_OK;
+}
+
 static epx_status_t parse_ignore_eos(epx_api_parse_t *p, const char *name, const json_t *v) {
     return take_bool(p, name, v, &p->req->ignore_eos);
 }
@@ -185,6 +193,7 @@ static const struct {
     {"stop", BOTH, epx_api_parse_stop},
     {"stop_token_ids", BOTH, epx_api_parse_stop_ids},
     {"ignore_eos", BOTH, parse_ignore_eos},
+    {"priority", BOTH, parse_priority},
     {"skip_special_tokens", BOTH, parse_skip_special_tokens},
     {"stream", BOTH, parse_stream},
     {"stream_options", BOTH, parse_stream_options},

@@ -53,6 +53,7 @@ typedef struct {
     epx_adjust_t adjust;
     epx_bias_t *bias; /* owned: the list of adjust */
     int32_t min_tokens;
+    int32_t priority; /* the larger goes first; 0 */
     int logprobs, echo;
     char *grammar;    /* owned; spec of engine/grammar/grammar.h, NULL: none */
     json_t *tools;    /* owned; for the chat template, NULL: none */

@@ -70,6 +70,9 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
     int64_t usual = q->default_tokens ? q->default_tokens : EPX_HTTP_COMPLETION_TOKENS;
     if (n_new == 0) n_new = c->req.is_chat || room < usual ? room : usual;
     if (n_new < 1 || n_new > room) return too_long(c, err, p->n_ids, (int32_t)n_new);
+    if (c->req.priority && !c->http->cfg.by_priority)
+        return epx_api_fail(err, 400, "unsupported_parameter", "priority",
+                            "priority: must be 0 or null; the server was started without --enable-priority-scheduling");
     if (q->min_tokens > n_new)
         return epx_api_fail(err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (here %d), got %d",
                             (int)n_new, (int)q->min_tokens);
@@ -82,6 +85,7 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
                            .n_stop_ids = q->n_stop_ids,
                            .adjust = q->adjust,
                            .min_new_tokens = q->min_tokens,
+                           .priority = c->req.priority,
                            .want_logprobs = q->logprobs,
                            .n_top = q->n_top,
                            .grammar = q->grammar,

@@ -279,11 +279,12 @@ class Server:
 
 
 def test_serve_launch_lines():
-    """The launch line of SGLang's pull request 30756, and the two lines of its test, with only --model-path changed."""
+    """The launch line of SGLang's pull request 30756, and the two lines of its test, with only --model-path changed
+    (and priorities, which the stream then uses)."""
     line = ("--trust-remote-code --tp 4 --dp 4 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend pplx --deepep-mode low_latency "
             "--moe-runner-backend deep_gemm --mem-fraction-static 0.85 --max-running-requests 2048 --stream-interval 5 "
             "--disable-radix-cache --cuda-graph-bs 1 2 4 8 16 32 64 128 256 512 --chunked-prefill-size 512 --skip-server-warmup "
-            "--watchdog-timeout 600")
+            "--watchdog-timeout 600 --enable-priority-scheduling")
     test = ("--trust-remote-code --tp 4 --enable-dp-attention --moe-a2a-backend pplx --deepep-mode low_latency "
             "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 ")
     hybrid = test + "--dp 2 --max-running-requests 256"
@@ -296,7 +297,8 @@ def test_serve_launch_lines():
         s = Server("--model-path", TINY, "--log-level", "info", *flags.split())
         del os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]
         try:
-            body = json.dumps({"model": TINY, "prompt": "17 + 25 =", "max_tokens": 4, "temperature": 0, "stream": True}).encode()
+            body = json.dumps({"model": TINY, "prompt": "17 + 25 =", "max_tokens": 4, "temperature": 0, "stream": True,
+                               "priority": 3 if flags == line else 0}).encode()
             request = urllib.request.Request(s.url + "/v1/completions", body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=20) as r:
                 check(b"[DONE]" in r.read(), "the stream ends")
@@ -314,6 +316,8 @@ def test_serve_stop():
         status, body = s.post("/v1/chat/completions", {"model": TINY, "temperature": 0,
                                                        "messages": [{"role": "user", "content": "What is 17+25?"}]})
         check(status == 200 and "42" in body["choices"][0]["message"]["content"], "an answer", str(body))
+        status, body = s.post("/v1/completions", {"model": TINY, "prompt": "1", "priority": 1})
+        check(status == 400 and "--enable-priority-scheduling" in body["error"]["message"], "priority needs its flag", str(body))
         started = time.monotonic()
         s.process.send_signal(signal.SIGTERM)
         check("SIGTERM" in s.end(0), "the signal is named")

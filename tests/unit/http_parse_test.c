@@ -137,6 +137,7 @@ static const struct {
     {1, "\"metadata\":{\"a\":\"b\"}", 400, "metadata", "not supported"},
     {1, "\"chat_template_kwargs\":[]", 400, "chat_template_kwargs", "object"},
     {1, "\"chat_template_kwargs\":{\"messages\":[]}", 400, "chat_template_kwargs", "set by the server"},
+    {0, "\"priority\":1.5", 400, "priority", "a 32-bit integer, or null"},
     {0, "\"temprature\":1", 400, "temprature", "unknown parameter; accepted: model, prompt"},
     {1, "\"prompt\":\"x\"", 400, "prompt", "unknown parameter"},
     {0, "\"messages\":[]", 400, "messages", "unknown parameter"},
