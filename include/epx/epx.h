@@ -187,6 +187,7 @@ typedef struct {
     int renormalize;                 /* masked peers: scale a token's remaining weights to the old sum; 0 or 1 */
     const char *backend;             /* "onesided", "collective", "ref"; NULL or "auto": chosen */
     uint64_t timeout_ns;             /* of every wait; 0: 10 s */
+    int debug;                       /* 1: canaries between slab regions, checksums of rows; also by EPX_DEBUG=1 in the environment */
 } epx_plan_config_t;
 
 typedef struct {

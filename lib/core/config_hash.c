@@ -10,7 +10,7 @@ static const char *const names[EPX_CONFIG_FIELDS] = {
     "max_tokens",        "hidden",      "top_k",      "n_experts",    "n_slots",       "slot_rank",   "slot_expert",
     "placement_version", "token_dtype", "wire_dtype", "expert_dtype", "combine_dtype", "scale_block", "scale_format",
     "scale_layout",      "layout",      "align",      "combine",      "replicate",     "n_channels",  "n_blocks",
-    "renormalize",       "backend",     "timeout_ns",
+    "renormalize",       "backend",     "timeout_ns", "debug",
 };
 
 /* FNV-1a, 64 bits. */
@@ -54,6 +54,7 @@ void epx_config_fields(const epx_plan_config_t *c, int with_tables, uint64_t f[E
         (uint64_t)c->renormalize,
         0,
         c->timeout_ns,
+        (uint64_t)epx_debug_wanted(c),
     };
     strncpy((char *)&v[22], backend, sizeof v[22]); /* eight letters tell the built ones apart */
     if (EPX_MUTANT(hash_skips_field)) v[2] = 0;

@@ -57,6 +57,8 @@ epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_
 /* Dtype of the result of combine and of the add operand: the token dtype, or, with fp8 tokens, the dtype of the rows that come
  * back; the expert dtype when those are fp8 too. cfg: normalised. */
 epx_dtype_t epx_result_dtype(const epx_plan_config_t *cfg);
+/* cfg->debug, or 1 when EPX_DEBUG says so. */
+int epx_debug_wanted(const epx_plan_config_t *cfg);
 /* Owner of a slot under cfg, and the expert in it. */
 int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot);
 int epx_slot_expert(const epx_plan_config_t *cfg, int slot);
@@ -76,7 +78,7 @@ epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what
 
 /* ---- config_hash.c ---- */
 
-enum { EPX_CONFIG_FIELDS = 24 };
+enum { EPX_CONFIG_FIELDS = 25 };
 _Static_assert(EPX_CONFIG_FIELDS * 8 + 8 <= EPX_GROUP_RECORD_BYTES, "the fields of a config travel in one record");
 /* Every field of a config as one number each, for comparing over ranks. with_tables 0: the two tables are not read, because
  * their length has not been checked. */

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/core.h"
+#include "spi/debug.h"
 #include "spi/rows.h"
 #include "spi/unsupported.h"
 
@@ -293,6 +294,7 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan memory"), err_plan);
     epx_slab_head(p->slab, p->rank)->magic = EPX_SLAB_MAGIC;
     epx_slab_head(p->slab, p->rank)->hash = hash;
+    epx_debug_plant(p);
     s = g->net->transport->slab_share(g->net, p->slab, g->timeout_ns);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan sharing"), err_plan);
     EPX_TRY_GOTO(s, check_heads(p, hash), err_plan);

@@ -34,6 +34,7 @@ static epx_status_t check_sizes(const epx_plan_config_t *c) {
     EPX_TRY(in_range("n_channels", c->n_channels, 1, 64));
     EPX_TRY(in_range("n_blocks", c->n_blocks, 0, 1 << 16));
     EPX_TRY(in_range("renormalize", c->renormalize, 0, 1));
+    EPX_TRY(in_range("debug", c->debug, 0, 1));
     EPX_TRY(in_range("token_dtype", (int64_t)c->token_dtype, EPX_F32, EPX_BYTES));
     EPX_TRY(in_range("wire_dtype", (int64_t)c->wire_dtype, EPX_F32, EPX_BYTES));
     EPX_TRY(in_range("expert_dtype", (int64_t)c->expert_dtype, EPX_F32, EPX_BYTES));
@@ -117,6 +118,11 @@ int epx_slot_owner(const epx_plan_config_t *cfg, int n_ranks, int slot) {
     return slot < r * (q + 1) ? slot / (q + 1) : r + (slot - r * (q + 1)) / q;
 }
 
+int epx_debug_wanted(const epx_plan_config_t *cfg) {
+    const char *text = getenv("EPX_DEBUG");
+    return text != NULL && text[0] != '\0' && strcmp(text, "0") != 0 ? 1 : cfg->debug;
+}
+
 epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg) {
     epx_plan_config_t c = *cfg;
     EPX_TRY(in_range("n_ranks", n_ranks, 1, EPX_MAX_RANKS));
@@ -126,6 +132,7 @@ epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_
     if (c.n_slots == 0) c.n_slots = c.n_experts;
     if (c.timeout_ns == 0) c.timeout_ns = UINT64_C(10000000000);
     if (c.backend == NULL) c.backend = "auto";
+    c.debug = epx_debug_wanted(&c);
     EPX_TRY(epx_validate_placement(&c, n_ranks));
     if (n_ranks % c.replicate != 0)
         return epx_fail(EPX_ERR_ARG, "replicate is %d with %d ranks; legal: a divisor of the number of ranks", c.replicate,

@@ -39,9 +39,11 @@ typedef struct {
     int n_tokens;                 /* T of the exchange in flight */
     uint64_t epoch;               /* of the exchange in flight, or the last one; the first is 1 */
     const epx_placement_t *place; /* of that exchange */
-    int n_missing;                /* tokens with places that no living rank computes */
-    uint8_t *missing;             /* [T] such places of each token */
-    float *weights;               /* [T * K] weights in force; NULL without cfg.renormalize */
+    const char *own_rows;         /* staged rows and scales of this rank */
+    const float *own_scales;
+    int n_missing;    /* tokens with places that no living rank computes */
+    uint8_t *missing; /* [T] such places of each token */
+    float *weights;   /* [T * K] weights in force; NULL without cfg.renormalize */
     epx_lists_t lists;
     epx_routes_t routes;
 } epx_channel_t;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "spi/debug.h"
 #include "spi/mutant.h"
 #include "spi/route.h"
 #include "spi/rows.h"
@@ -28,6 +29,8 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
     char *rows = own(p, base + (p->cfg.wire_dtype == p->cfg.token_dtype ? l->x_off : l->stage_off));
     float *scales = (float *)(void *)own(p, base + l->stage_scale_off);
     size_t n = (size_t)io->n_tokens, h = (size_t)p->cfg.hidden;
+    p->channels[channel].own_rows = rows;
+    p->channels[channel].own_scales = scales;
     if (n == 0) return;
     if (p->cfg.wire_dtype == p->cfg.token_dtype) {
         if (io->x != rows) memmove(rows, io->x, n * l->x_row_bytes); /* x may lie elsewhere in the input region */
@@ -182,10 +185,12 @@ static int first_member(const epx_plan_t *p, int source) {
 /* The row that the first of them has got goes to the others, too. */
 static void share_row(epx_plan_t *p, int channel, int first, uint64_t plane, uint64_t token, const char *row) {
     int end = epx_plan_source(p, first) + p->cfg.replicate;
+    epx_debug_push_sum(p, channel, first, plane, token, row);
     if (first != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
     for (int m = first + 1; m < end && !EPX_MUTANT(one_member_served); m++) {
         if (!p->alive[m]) continue;
         memcpy(c_slot(p, channel, m, plane, token), row, p->layout.combine_row_bytes);
+        epx_debug_push_sum(p, channel, m, plane, token, row);
         if (m != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
     }
 }
@@ -282,7 +287,7 @@ static int partial_sum_terms(const epx_plan_t *p, int channel, size_t t, int all
     return n;
 }
 
-void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens) {
+epx_status_t epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens) {
     epx_channel_t *ch = &p->channels[channel];
     size_t n = (size_t)ch->n_tokens, h = (size_t)p->cfg.hidden, out_bytes = h * epx_dtype_bytes(p->out_form.dtype);
     epx_row_term_t *terms = ch->routes.terms;
@@ -290,8 +295,11 @@ void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_to
     for (size_t t = 0; t < n; t++) {
         char *out = (char *)io->out_x + t * out_bytes;
         const void *add = io->add == NULL ? NULL : (const char *)io->add + t * out_bytes;
-        if (p->cfg.combine == EPX_COMBINE_EXACT)
-            epx_row_weighted_sum(out, &p->out_form, terms, exact_terms(p, channel, t, terms), &p->combine_form, add, h);
-        else epx_row_plain_sum(out, &p->out_form, terms, partial_sum_terms(p, channel, t, all_tokens), &p->combine_form, add, h);
+        int exact = p->cfg.combine == EPX_COMBINE_EXACT;
+        int n_terms = exact ? exact_terms(p, channel, t, terms) : partial_sum_terms(p, channel, t, all_tokens);
+        EPX_TRY(epx_debug_check_terms(p, channel, t, terms, n_terms));
+        if (exact) epx_row_weighted_sum(out, &p->out_form, terms, n_terms, &p->combine_form, add, h);
+        else epx_row_plain_sum(out, &p->out_form, terms, n_terms, &p->combine_form, add, h);
     }
+    return epx_debug_check_slab(p);
 }

@@ -26,7 +26,8 @@ void epx_exchange_open_routing(epx_plan_t *p, int channel);
 /* Rows of the combine half into the C regions of their sources, by cfg.combine. all_tokens: partial sums also for tokens
  * that have no expert here (they are zero). */
 void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_tokens);
-/* out_x = the sums of the rows in the own C region (+ add). all_tokens: every rank sent a partial sum for every token. */
-void epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens);
+/* out_x = the sums of the rows in the own C region (+ add). all_tokens: every rank sent a partial sum for every token. Fails in
+ * debug mode only. */
+epx_status_t epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens);
 
 #endif

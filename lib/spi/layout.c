@@ -38,28 +38,43 @@ static uint64_t take(cursor_t *c, uint64_t a, uint64_t b, uint64_t n) {
     return off;
 }
 
+static const char *const region_names[] = {"flag_d", "flag_c",      "count", "publish", "ids", "weights", "x",
+                                           "stage",  "stage_scale", "d",     "d_scale", "c",   "sums",    "c_sums"};
+
+const char *epx_region_name(int i) { return region_names[i]; }
+
+/* A region of a channel, with its canary in debug mode. */
+static uint64_t region(epx_slab_layout_t *l, cursor_t *c, uint64_t a, uint64_t b, uint64_t n) {
+    uint64_t off = take(c, a, b, n);
+    if (l->debug) l->canary_off[l->n_canaries++] = take(c, EPX_REGION_ALIGN, 1, 1);
+    return off;
+}
+
 static void lay_channel(const epx_plan_config_t *cfg, uint64_t n_ranks, uint32_t regions, cursor_t *c, epx_slab_layout_t *l) {
     uint64_t t = (uint64_t)cfg->max_tokens, d = regions & EPX_REGION_D ? n_ranks : 0;
     uint64_t staged = cfg->wire_dtype != cfg->token_dtype,
              planes = cfg->combine == EPX_COMBINE_EXACT ? (uint64_t)cfg->top_k : n_ranks;
-    l->flag_d_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
-    l->flag_c_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
-    l->count_off = take(c, n_ranks, EPX_FLAG_STRIDE, 1);
-    l->publish_off = take(c, EPX_PUBLISH_WORDS, 8, 1);
-    l->ids_off = take(c, n_ranks, l->route_block, 4);
-    l->weights_off = take(c, n_ranks, l->route_block, 4);
-    l->x_off = take(c, t, l->x_row_bytes, 1);
-    l->stage_off = take(c, t, l->wire_row_bytes, staged);
-    l->stage_scale_off = take(c, t, l->scale_words, 4);
-    l->d_off = take(c, d * t, l->wire_row_bytes, 1);
-    l->d_scale_off = take(c, d * t, l->scale_words, 4);
-    l->c_off = take(c, t, l->combine_row_bytes, regions & EPX_REGION_C ? planes : 0);
+    l->flag_d_off = region(l, c, n_ranks, EPX_FLAG_STRIDE, 1);
+    l->flag_c_off = region(l, c, n_ranks, EPX_FLAG_STRIDE, 1);
+    l->count_off = region(l, c, n_ranks, EPX_FLAG_STRIDE, 1);
+    l->publish_off = region(l, c, EPX_PUBLISH_WORDS, 8, 1);
+    l->ids_off = region(l, c, n_ranks, l->route_block, 4);
+    l->weights_off = region(l, c, n_ranks, l->route_block, 4);
+    l->x_off = region(l, c, t, l->x_row_bytes, 1);
+    l->stage_off = region(l, c, t, l->wire_row_bytes, staged);
+    l->stage_scale_off = region(l, c, t, l->scale_words, 4);
+    l->d_off = region(l, c, d * t, l->wire_row_bytes, 1);
+    l->d_scale_off = region(l, c, d * t, l->scale_words, 4);
+    l->c_off = region(l, c, t, l->combine_row_bytes, regions & EPX_REGION_C ? planes : 0);
+    l->sums_off = region(l, c, t, n_ranks, cfg->debug ? 8 : 0);
+    l->c_sums_off = region(l, c, t, regions & EPX_REGION_C ? planes : 0, cfg->debug ? 8 : 0);
 }
 
 epx_status_t epx_slab_layout(const epx_plan_config_t *cfg, int n_ranks, uint32_t regions, epx_slab_layout_t *out) {
     epx_slab_layout_t l = {0};
     cursor_t head = {EPX_HEAD_BYTES, 1}, ch = {0, 1};
     uint64_t h = (uint64_t)cfg->hidden, w = (uint64_t)n_ranks;
+    l.debug = cfg->debug;
     l.max_tokens = (uint64_t)cfg->max_tokens;
     l.route_block = l.max_tokens * (uint64_t)cfg->top_k;
     l.x_row_bytes = h * epx_dtype_bytes(cfg->token_dtype);

@@ -15,6 +15,7 @@ enum {
     EPX_FLAG_STRIDE = 64, /* one cache line a flag: writers are different ranks */
     EPX_HEAD_BYTES = 256, /* epx_slab_head_t */
     EPX_PUBLISH_WORDS = 8,
+    EPX_MAX_REGIONS = 14,
     EPX_REGION_ALIGN = 64, /* of every region; X is promised to callers */
     EPX_SLAB_ALIGN = 4096
 };
@@ -33,6 +34,11 @@ typedef struct {
     uint64_t x_off, stage_off, stage_scale_off;
     uint64_t d_off, d_scale_off, c_off;
 
+    /* Debug mode: behind each region of a channel lie EPX_REGION_ALIGN bytes that nobody writes. */
+    int debug, n_canaries;
+    uint64_t canary_off[EPX_MAX_REGIONS];
+    uint64_t sums_off, c_sums_off; /* checksums [W][T] of dispatch rows, one a row of C */
+
     uint64_t route_block; /* T * K: elements of ids and weights per source */
     uint64_t x_row_bytes, wire_row_bytes;
     uint64_t combine_row_bytes, combine_scale_off; /* of a row back; with fp8 its f32 scales are in it, at that offset */
@@ -41,6 +47,8 @@ typedef struct {
     uint64_t max_tokens;
 } epx_slab_layout_t;
 
+/* Name of the i-th region of a channel, for messages. Static string. */
+const char *epx_region_name(int i);
 /* Bytes of one element; 0 for EPX_BYTES and unknown values. */
 uint64_t epx_dtype_bytes(epx_dtype_t d);
 /* "f32", "bf16", "f16", "fp8_e4m3", "bytes". Static string. */

@@ -93,8 +93,8 @@ struct epx_transport {
     const epx_messages_t *messages; /* NULL: every peer is mapped */
     /* Is it there on this machine? NULL: always. EPX_ERR_UNSUPPORTED with the reason; the same answer each time. */
     epx_status_t (*probe)(void);
-    /* Told before (begins 1) and after each of the four calls of a plan: its name (static), epoch, time waited since create. NULL:
-     * not wanted. */
+    /* Told before (begins 1) and after each of the four calls of a plan: its name (static), epoch, time waited since create.
+     * NULL: not wanted. */
     void (*at_call)(epx_net_t *net, const char *call, uint64_t epoch, uint64_t wait_ns, int begins);
 };
 

@@ -83,8 +83,8 @@ static void teardown(bench_t *b) {
 static epx_status_t empty_calls(bench_t *b, int channel, int n_calls) {
     static epx_status_t (*const calls[4])(epx_plan_t *, const epx_io_t *) = {epx_dispatch_send, epx_dispatch_recv,
                                                                              epx_combine_send, epx_combine_recv};
-    static float nothing[65536];
-    static int32_t counts[64];
+    static _Thread_local float nothing[65536];
+    static _Thread_local int32_t counts[64];
     epx_status_t s = EPX_OK;
     for (int i = 0; i < n_calls && s == EPX_OK; i++) {
         epx_io_t io;

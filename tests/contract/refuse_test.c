@@ -94,6 +94,7 @@ static const int bad_slot_rank[E] = {0, 1, 0, 1, 0, 2}, bad_slot_expert[E] = {0,
     ROW(EPX_ERR_ARG, "scale_format", "7", cfg->scale_format = (epx_scale_format_t)7)                                   \
     ROW(EPX_ERR_ARG, "scale_layout", "7", cfg->scale_layout = (epx_scale_layout_t)7)                                   \
     ROW(EPX_ERR_ARG, "renormalize", "2", cfg->renormalize = 2)                                                         \
+    ROW(EPX_ERR_ARG, "debug", "2", cfg->debug = 2)                                                                     \
     ROW(EPX_ERR_ARG, "backend", "teleport", cfg->backend = "teleport")                                                 \
     ROW(EPX_ERR_ARG, "size", "4", cfg->size = 4)                                                                       \
     ROW(EPX_ERR_ARG, "replicate", "3", cfg->replicate = 3)                                                             \
@@ -216,6 +217,7 @@ static const int other_slot_rank[E] = {1, 0, 1, 0, 1, 0}, other_slot_expert[E] =
     ROW("align", (cfg->layout = EPX_LAYOUT_CONTIGUOUS, cfg->align = 8))           \
     ROW("n_channels", cfg->n_channels = 2)                                        \
     ROW("n_slots", cfg->n_slots = E + 1)                                          \
+    ROW("debug", cfg->debug = 1)                                                  \
     ROW("renormalize", cfg->renormalize = 1)                                      \
     ROW("replicate", cfg->replicate = 3)                                          \
     ROW("combine", cfg->combine = EPX_COMBINE_PARTIAL)                            \

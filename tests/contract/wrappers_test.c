@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/atomic.h"
 #include "tests/harness/components.h"
 #include "tests/harness/exchange.h"
 
@@ -83,6 +84,73 @@ static void a_dropped_flag_is_a_timeout(void **state) {
         assert_int_equal(th_launch(i ? TH_PROCESSES : TH_THREADS, W, body, &f, 20, NULL), 0);
     }
     unsetenv("EPX_FAULT");
+}
+
+/* A bit that turns over on the way is named by the reader, before a result is made of it. */
+static int body_corrupt(th_rank_t *r) {
+    const wrap_t *f = r->arg;
+    th_tally_t tally = {0};
+    bench_t b;
+    epx_status_t s = EPX_OK;
+    if (setup(r, f->transport, &b) != 0) return -1;
+    for (int i = 1; i < AT; i++)
+        if (th_step(r, b.p, &b.c, r->rank, TH_FULL, (uint64_t)i, &tally) != 0) return -1;
+    float x[4 * 32] = {1, 2, 3}, weights[8] = {1, 1}, y[96 * 32] = {1, 2}, out[4 * 32];
+    int32_t ids[8] = {0, 1, 2, 3, 4, 5, 0, 3};
+    epx_io_t io;
+    epx_io_init(&io);
+    io.x = x, io.weights = weights, io.ids = ids, io.n_tokens = 4;
+    s = epx_dispatch(b.p, &io);
+    io.x = y, io.out_x = out;
+    if (s == EPX_OK) s = epx_combine(b.p, &io);
+    while (s == EPX_OK) s = epx_plan_poll(b.p); /* the others are told */
+    TH_CHECK(r, s == EPX_ERR_ABORTED || (s == EPX_ERR_INTERNAL && r->rank != 1), "status %d: %s", (int)s, epx_last_error());
+    TH_CHECK(r, s == EPX_ERR_ABORTED || (strstr(epx_last_error(), "checksum") && strstr(epx_last_error(), f->word)),
+             "message: %s", epx_last_error());
+    epx_fetch_add_u64(&th_words(r)[0], s == EPX_ERR_INTERNAL);
+    TH_CHECK(r, th_barrier(r) == EPX_OK && epx_load_acquire_u64(&th_words(r)[0]) > 0, "%s", "nobody has named the damage");
+    epx_plan_destroy(b.p);
+    epx_group_destroy(b.g);
+    epx_world_destroy(b.w);
+    return 0;
+}
+
+static void corrupt_rows_are_named_in_debug_mode(void **state) {
+    (void)state;
+    wrap_t f = {"fault", EPX_ERR_INTERNAL, "debug: dispatch epoch 3"};
+    setenv("EPX_DEBUG", "1", 1);
+    setenv("EPX_FAULT", "corrupt=1:dispatch_send:3", 1);
+    assert_int_equal(th_launch(TH_THREADS, W, body_corrupt, &f, 20, NULL), 0);
+    setenv("EPX_FAULT", "corrupt=1:combine_send:3", 1);
+    f.word = "debug: combine epoch 3";
+    assert_int_equal(th_launch(TH_PROCESSES, W, body_corrupt, &f, 20, NULL), 0);
+    unsetenv("EPX_FAULT");
+    unsetenv("EPX_DEBUG");
+}
+
+/* A rank writes behind its input region. */
+static int body_canary(th_rank_t *r) {
+    bench_t b;
+    void *x = NULL;
+    if (setup(r, NULL, &b) != 0) return -1;
+    TH_OK(r, epx_plan_input(b.p, 0, &x));
+    if (r->rank == 1) ((float *)x)[4 * 32] = 3.0f;
+    epx_status_t s = empty_exchange(b.p);
+    while (s == EPX_OK) s = epx_plan_poll(b.p);
+    TH_CHECK(r, s == (r->rank == 1 ? EPX_ERR_INTERNAL : EPX_ERR_ABORTED), "status %d: %s", (int)s, epx_last_error());
+    TH_CHECK(r, r->rank != 1 || strstr(epx_last_error(), "canary behind region x of channel 0 of rank 1"), "message: %s",
+             epx_last_error());
+    epx_plan_destroy(b.p);
+    epx_group_destroy(b.g);
+    epx_world_destroy(b.w);
+    return 0;
+}
+
+static void stray_writes_are_named_in_debug_mode(void **state) {
+    (void)state;
+    setenv("EPX_DEBUG", "1", 1);
+    assert_int_equal(th_launch(TH_THREADS, W, body_canary, NULL, 20, NULL), 0);
+    unsetenv("EPX_DEBUG");
 }
 
 static void a_rank_dies_at_a_named_call(void **state) {
@@ -168,6 +236,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_every_call), /* first: the numbers of its files start at 0 */
         cmocka_unit_test(a_dropped_flag_is_a_timeout),
+        cmocka_unit_test(corrupt_rows_are_named_in_debug_mode),
+        cmocka_unit_test(stray_writes_are_named_in_debug_mode),
         cmocka_unit_test(a_rank_dies_at_a_named_call),
         cmocka_unit_test(bad_plans_are_named),
     };

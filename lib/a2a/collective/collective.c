@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "spi/a2a.h"
+#include "spi/debug.h"
 #include "spi/exchange.h"
 #include "spi/route.h"
 
@@ -37,6 +38,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
         int dst = (p->rank + i) % p->n_ranks;
         if (!epx_plan_sends_to(p, dst)) continue;
         epx_exchange_push_routing(p, io->channel, dst, io);
+        epx_debug_push_sums(p, io->channel, dst);
         if (dst != p->rank) p->dispatch_bytes += rows + scales + (uint64_t)io->n_tokens * (uint64_t)p->cfg.top_k * 8 + 8;
         if (p->slab->base[dst] == NULL) {
             epx_exchange_push_rows(p, io->channel, dst, io, 1);
@@ -61,8 +63,9 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     }
     epx_route_build(p, ch);
     epx_route_lists(p, ch);
+    EPX_TRY(epx_debug_check_rows(p, io->channel));
     epx_route_output(p, ch, io);
-    return EPX_OK;
+    return epx_debug_check_slab(p);
 }
 
 static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
@@ -73,8 +76,7 @@ static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
 
 static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(epx_exchange_wait_combine(p, io->channel));
-    epx_exchange_sum(p, io->channel, io, 1);
-    return EPX_OK;
+    return epx_exchange_sum(p, io->channel, io, 1);
 }
 
 extern const epx_a2a_t epx_a2a_collective;

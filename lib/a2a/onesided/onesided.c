@@ -2,6 +2,7 @@
  * peer and phase (docs/protocol.md). Rows for peers that are reached by messages go with the routing, in one message. */
 #include "base/status.h"
 #include "spi/a2a.h"
+#include "spi/debug.h"
 #include "spi/exchange.h"
 #include "spi/mutant.h"
 #include "spi/route.h"
@@ -32,6 +33,8 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
         if (dst != p->rank) p->dispatch_bytes += table;
     }
     epx_exchange_stage(p, io->channel, io);
+    for (int dst = 0; dst < p->n_ranks; dst++)
+        if (epx_plan_sends_to(p, dst)) epx_debug_push_sums(p, io->channel, dst);
     for (int i = 1; p->net->n_messages > 0 && i < p->n_ranks; i++) {
         int dst = (p->rank + i) % p->n_ranks;
         if (p->slab->base[dst] == NULL && epx_plan_sends_to(p, dst)) epx_exchange_push_rows(p, io->channel, dst, io, 0);
@@ -52,8 +55,9 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     }
     epx_route_build(p, ch);
     epx_route_lists(p, ch);
+    EPX_TRY(epx_debug_check_rows(p, io->channel));
     epx_route_output(p, ch, io);
-    return EPX_OK;
+    return epx_debug_check_slab(p);
 }
 
 static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
@@ -68,8 +72,7 @@ static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {
 
 static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(epx_exchange_wait_combine(p, io->channel));
-    epx_exchange_sum(p, io->channel, io, 0);
-    return EPX_OK;
+    return epx_exchange_sum(p, io->channel, io, 0);
 }
 
 extern const epx_a2a_t epx_a2a_onesided;

@@ -8,6 +8,7 @@
 #include "base/half.h"
 #include "base/status.h"
 #include "spi/a2a.h"
+#include "spi/debug.h"
 #include "spi/wait.h"
 
 /* Words that a rank publishes: its expert outputs in list order, their lists. */
@@ -319,7 +320,7 @@ static epx_status_t dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
                               p->layout.wire_row_bytes,
                               n_words(&p->cfg)};
     write_output(p, ch, io);
-    return EPX_OK;
+    return epx_debug_check_slab(p);
 }
 
 static epx_status_t combine_send(epx_plan_t *p, const epx_io_t *io) {

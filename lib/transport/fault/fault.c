@@ -44,7 +44,7 @@ struct fault_slab {
     epx_slab_t *inner;
     fault_slab_t *next;
     store_t *first, **last; /* in the order of sending */
-    int put_last;           /* the newest put may still be written to: not before the next store of this slab */
+    store_t **open;         /* [n_ranks] newest put to each rank: its sender may still write and read it */
 };
 
 static epx_status_t can(const epx_peer_t *peers, int n_ranks) { return epx_transport_of_host()->can(peers, n_ranks); }
@@ -63,7 +63,7 @@ static void deliver(const fault_slab_t *s, const store_t *m) {
 
 /* May this store go now? A flag waits for the puts to its rank that were sent before it. */
 static int may_go(const fault_slab_t *s, const store_t *m, uint64_t now) {
-    if (m->due_ns > now || (s->put_last && m->next == NULL && !m->is_flag)) return 0;
+    if (m->due_ns > now || m == s->open[m->rank]) return 0;
     if (!m->is_flag || EPX_MUTANT(missing_fence)) return 1;
     for (const store_t *e = s->first; e != m; e = e->next)
         if (e->rank == m->rank && !e->is_flag) return 0;
@@ -137,7 +137,7 @@ static char *put(const epx_slab_t *slab, int rank, uint64_t off, size_t n_bytes)
     fault_net_t *n = (fault_net_t *)slab->net;
     pthread_mutex_lock(&n->lock);
     store_t *m = enqueue(slab, rank, off, n_bytes);
-    ((fault_slab_t *)(uintptr_t)slab)->put_last = 1;
+    ((fault_slab_t *)(uintptr_t)slab)->open[rank] = m;
     pthread_mutex_unlock(&n->lock);
     return m->data;
 }
@@ -146,7 +146,7 @@ static void send_flag(const epx_slab_t *slab, int rank, uint64_t off, uint64_t v
     fault_net_t *n = (fault_net_t *)slab->net;
     fault_slab_t *s = (fault_slab_t *)(uintptr_t)slab;
     pthread_mutex_lock(&n->lock);
-    s->put_last = 0;
+    s->open[rank] = NULL;
     corrupt(n, s, rank);
     if (!fault_due(&n->plan, FAULT_DROP, n->net.rank, n->call, n->epoch)) {
         store_t *m = enqueue(slab, rank, off, 0);
@@ -236,7 +236,7 @@ static void slab_free(epx_net_t *net, epx_slab_t *slab) {
     fault_slab_t *s = (fault_slab_t *)slab;
     if (s == NULL) return;
     pthread_mutex_lock(&n->lock);
-    s->put_last = 0;
+    for (int r = 0; r < slab->n_ranks; r++) s->open[r] = NULL;
     pump(n, s, 1);
     fault_slab_t **at = &n->slabs;
     while (*at != NULL && *at != s) at = &(*at)->next;
@@ -244,6 +244,7 @@ static void slab_free(epx_net_t *net, epx_slab_t *slab) {
     pthread_mutex_unlock(&n->lock);
     if (n->inner->ctl == s->inner) n->inner->ctl = NULL;
     n->inner->transport->slab_free(n->inner, s->inner);
+    free(s->open);
     free(s->slab.base);
     free(s);
 }
@@ -252,12 +253,15 @@ static epx_status_t slab_alloc(epx_net_t *net, size_t bytes, epx_slab_t **out_sl
     fault_net_t *n = (fault_net_t *)net;
     fault_slab_t *s = calloc(1, sizeof *s);
     if (s != NULL) s->slab.base = calloc((size_t)net->n_ranks, sizeof *s->slab.base);
-    if (s == NULL || s->slab.base == NULL) {
+    if (s != NULL) s->open = calloc((size_t)net->n_ranks, sizeof *s->open);
+    if (s == NULL || s->slab.base == NULL || s->open == NULL) {
+        if (s != NULL) free(s->slab.base);
         free(s);
         return epx_fail(EPX_ERR_NOMEM, "fault: no memory for a slab of %d ranks", net->n_ranks);
     }
     epx_status_t st = n->inner->transport->slab_alloc(n->inner, bytes, &s->inner);
     if (st < 0) {
+        free(s->open);
         free(s->slab.base);
         free(s);
         return st;
