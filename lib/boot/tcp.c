@@ -153,11 +153,19 @@ static epx_status_t hear_stranger(lobby_t *l, int i) {
     return EPX_OK;
 }
 
+/* Who came first has had the most time to answer. */
+static void drop_oldest(lobby_t *l) {
+    int oldest = 0;
+    for (int i = 1; i < l->n_strangers; i++)
+        if (l->strangers[i].since_ns < l->strangers[oldest].since_ns) oldest = i;
+    drop_stranger(l, oldest);
+}
+
 static epx_status_t greet(lobby_t *l) {
     challenge_t c = {.magic = MAGIC};
     int fd = tcp_accept(l->listen_fd);
     if (fd < 0) return EPX_OK;
-    if (l->n_strangers == MAX_STRANGERS) drop_stranger(l, 0);
+    if (l->n_strangers == MAX_STRANGERS) drop_oldest(l);
     stranger_t *st = &l->strangers[l->n_strangers];
     memset(st, 0, sizeof *st);
     st->fd = fd;

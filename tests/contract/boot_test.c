@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/atomic.h"
 #include "base/clock.h"
 #include "tests/harness/components.h"
 #include "tests/harness/exchange.h"
@@ -122,13 +123,14 @@ static int body_strangers(th_rank_t *r) {
             fds[i] = connect_stranger(p->port);
             if (i % 2) (void)!send(fds[i], junk, i % 3 ? sizeof junk : 7, MSG_NOSIGNAL); /* it may be dropped already */
         }
+        epx_store_release_u64(&th_words(r)[0], 1);
         th_barrier(r);
         for (int i = 0; i < 80; i++) close(fds[i]);
         return 0;
     }
     epx_world_t *w = NULL;
-    if (r->rank == 1) th_sleep_us(500000);
-    TH_OK(r, join(r, r->rank, 2, 10 * SECOND, &w));
+    for (int i = 0; r->rank == 1 && i < 8000 && epx_load_acquire_u64(&th_words(r)[0]) == 0; i++) th_sleep_us(1000);
+    TH_OK(r, join(r, r->rank, 2, 20 * SECOND, &w));
     th_barrier(r);
     epx_world_destroy(w);
     return 0;
