@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/str.h"
 
@@ -27,12 +26,8 @@ typedef struct {
 
 const char *reference_model(const char *name) {
     static char dir[512];
-    char file[600];
     snprintf(dir, sizeof dir, "%s/%s", EPX_REFERENCE_DIR, name);
-    snprintf(file, sizeof file, "%s/model.safetensors", dir);
-    if (access(file, R_OK) == 0) return dir;
-    printf("SKIP: %s is not there: xz was missing when the tests were configured\n", file);
-    exit(77);
+    return dir;
 }
 
 uint64_t test_seed(void) {

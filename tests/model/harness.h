@@ -13,7 +13,7 @@
 #include "engine/runtime/rank_test.h"
 
 #define TINY EPX_SOURCE_DIR "/models/tinymoe-math"
-#define QWEN EPX_TEST_DATA "/reference/qwen3_moe"
+#define QWEN EPX_REFERENCE_DIR "/qwen3_moe"
 
 /* From any thread: print and end the test program. */
 #define CHECK(cond, ...)                                               \
@@ -31,8 +31,7 @@
         CHECK(check_s_ == EPX_OK, "%d: %s", (int)check_s_, epx_last_error()); \
     } while (0)
 
-/* The directory of a reference checkpoint that the build unpacks; ends the program with 77 when it has not been. Static buffer.
- */
+/* The directory of a reference checkpoint, as the build has unpacked it. Static buffer. */
 const char *reference_model(const char *name);
 
 /* EPX_TEST_SEED or 1; printed once. */

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`epx eval`: eval_test.py EPX SOURCE_DIR
+"""`epx eval`: eval_test.py EPX SOURCE_DIR REFERENCE_DIR
 
 Perplexity against values of an independent implementation (tests/tools/perplexity_golden.py); comparison with reference files that are
 right, and with ones that were changed in one place.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 EPX, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
-TINY, QWEN = SOURCE / "models/tinymoe-math", SOURCE / "tests/data/reference/qwen3_moe"
+TINY, QWEN = SOURCE / "models/tinymoe-math", pathlib.Path(sys.argv[3]) / "qwen3_moe"
 TWO_RANKS = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--threads", "1"]
 
 

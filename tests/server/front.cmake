@@ -4,6 +4,7 @@ epx_add_test(NAME front_fake SOURCES ${front_dir}/front_fake_test.c ${front_dir}
   $<TARGET_OBJECTS:epx_front> LIBS epx_static LABELS server tsan TIMEOUT 120)
 epx_add_test(NAME front_model SOURCES ${front_dir}/front_model_test.c ${front_dir}/front_util.c
   LIBS epx_server epx_engine epx_static LABELS server TIMEOUT 240)
+add_dependencies(front_model epx_reference_models)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-add_test(NAME front_cli COMMAND ${Python3_EXECUTABLE} ${front_dir}/front_cli.py $<TARGET_FILE:epx> ${PROJECT_SOURCE_DIR})
+add_test(NAME front_cli COMMAND ${Python3_EXECUTABLE} ${front_dir}/front_cli.py $<TARGET_FILE:epx> ${PROJECT_SOURCE_DIR} ${EPX_REFERENCE_DIR})
 set_tests_properties(front_cli PROPERTIES TIMEOUT 300 LABELS server)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The epx program from outside: exit codes, messages, outputs, deaths. Standard library only.
 
-usage: front_cli.py EPX SOURCE_DIR [NAME]...   (NAME: run only these tests)
+usage: front_cli.py EPX SOURCE_DIR REFERENCE_DIR [NAME]...   (NAME: run only these tests)
 """
 import ctypes
 import json
@@ -22,7 +22,7 @@ import urllib.request
 
 EPX, SOURCE = sys.argv[1], sys.argv[2]
 TINY = os.path.join(SOURCE, "models/tinymoe-math")
-REFERENCE = os.path.join(SOURCE, "tests/data/reference/qwen3_moe")
+REFERENCE = os.path.join(sys.argv[3], "qwen3_moe")
 TWO = ["--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "pplx"]
 LIMIT_S = 60
 PR_SET_CHILD_SUBREAPER = 36
@@ -356,7 +356,7 @@ def test_serve_front_killed():
 
 def main():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # ranks of a killed front become children of this process
-    wanted = sys.argv[3:]
+    wanted = sys.argv[4:]
     failed = 0
     for name, function in list(globals().items()):
         if not name.startswith("test_") or (wanted and name not in wanted):

@@ -16,7 +16,7 @@
 #include "tests/server/front_util.h"
 
 #define TINY EPX_SOURCE_DIR "/models/tinymoe-math"
-#define REFERENCE EPX_TEST_DATA "/reference/qwen3_moe"
+#define REFERENCE EPX_REFERENCE_DIR "/qwen3_moe"
 
 enum { MAX_PROMPTS = 8, MAX_PROMPT = 256, N_GREEDY = 24 };
 
