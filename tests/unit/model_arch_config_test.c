@@ -113,7 +113,7 @@ static void test_refused(void **state) {
     refuse_with("deepseek_v3", "topk_group", "5", bad, "topk_group is 5");
     refuse_with("deepseek_v3", "num_experts_per_tok", "9", bad, "topk_group is 2: 2 groups of 4 experts are fewer");
     refuse_with("deepseek_v3", "quantization_config",
-                "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", no, "quantised checkpoints");
+                "{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\",\"weight_block_size\":[128,128]}", no, "qk_nope_head_dim is 32");
     refuse_with("deepseek_v3", "rope_scaling", "{\"type\":\"yarn\",\"factor\":40}", bad, "original_max_position_embeddings");
     refuse_with("deepseek_v3", "rope_scaling",
                 "{\"type\":\"yarn\",\"factor\":40,\"original_max_position_embeddings\":64,\"long_factor\":[1]}", no,

@@ -31,13 +31,18 @@ static epx_status_t read_heads(const epx_json_doc_t *d, epx_model_config_t *c) {
     return EPX_OK;
 }
 
-epx_status_t epx_config_sizes(const epx_json_doc_t *d, epx_model_config_t *c) {
+static epx_status_t read_sizes(const epx_json_doc_t *d, epx_model_config_t *c) {
     EPX_TRY(epx_config_int(d, "hidden_size", 1, MAX_SIZE, &c->hidden));
     EPX_TRY(epx_config_int(d, "num_hidden_layers", 1, EPX_MAX_LAYERS, &c->n_layers));
     EPX_TRY(epx_config_int(d, "vocab_size", 1, MAX_VOCAB, &c->vocab));
     EPX_TRY(epx_config_int(d, "max_position_embeddings", 1, 1 << 28, &c->max_position));
     c->routed_factor = 1.0;
     c->n_groups = c->top_groups = c->group_best = 1;
+    return EPX_OK;
+}
+
+epx_status_t epx_config_sizes(const epx_json_doc_t *d, epx_model_config_t *c) {
+    EPX_TRY(read_sizes(d, c));
     return read_heads(d, c);
 }
 
@@ -196,7 +201,8 @@ epx_status_t epx_config_mla(const epx_json_doc_t *d, epx_model_config_t *c) {
     int64_t q_lora;
     double all_dim = 1.0;
     EPX_TRY(epx_json_refuse(d, "attention_bias", "biases of the attention projections are not supported"));
-    EPX_TRY(epx_config_sizes(d, c));
+    EPX_TRY(read_sizes(d, c));
+    EPX_TRY(epx_config_int(d, "num_attention_heads", 1, 4096, &c->n_heads));
     EPX_TRY(epx_json_int_or(d, "q_lora_rank", 1, MAX_SIZE, 0, &q_lora));
     a->q_lora = (int)q_lora;
     EPX_TRY(epx_config_int(d, "kv_lora_rank", 1, 512, &a->kv_lora));

@@ -19,7 +19,7 @@ static epx_status_t read_router(const epx_json_doc_t *d, epx_model_config_t *c) 
 }
 
 static epx_status_t read_config(const epx_json_doc_t *d, epx_model_config_t *c) {
-    EPX_TRY(epx_config_quantisation(d, 0, c));
+    EPX_TRY(epx_config_quantisation(d, 1, c));
     EPX_TRY(epx_config_mla(d, c));
     EPX_TRY(epx_config_deepseek_experts(d, c));
     EPX_TRY(read_router(d, c));

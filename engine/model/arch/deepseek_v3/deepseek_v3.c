@@ -10,7 +10,7 @@ enum { MAX_SIZE = 1 << 20 };
 static epx_status_t read_config(const epx_json_doc_t *d, epx_model_config_t *c) {
     EPX_TRY(epx_config_only_string(d, "topk_method", "noaux_tc", NULL));
     EPX_TRY(epx_config_only_string(d, "scoring_func", "sigmoid", NULL));
-    EPX_TRY(epx_config_quantisation(d, 0, c));
+    EPX_TRY(epx_config_quantisation(d, 1, c));
     EPX_TRY(epx_config_mla(d, c));
     EPX_TRY(epx_config_deepseek_experts(d, c));
     EPX_TRY(epx_config_groups(d, c));
