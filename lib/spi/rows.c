@@ -101,6 +101,10 @@ static void sum_rows(void *dst, const epx_row_form_t *to, const epx_row_term_t *
                      const void *add, size_t n, int weighted) {
     const epx_row_kernels_t *k = epx_row_kernels();
     float acc[EPX_ROW_CHUNK];
+    if (to->dtype == EPX_BF16 && from->dtype == EPX_BF16) {
+        k->sum_bf16(dst, terms, n_terms, add, n, weighted);
+        return;
+    }
     for (size_t i = 0, step = step_of(to, from); i < n; i += step) {
         size_t m = n - i < step ? n - i : step;
         memset(acc, 0, m * sizeof *acc);

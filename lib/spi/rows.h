@@ -36,6 +36,8 @@ typedef struct {
     void (*add)(float *acc, epx_dtype_t dtype, const void *row, size_t n);
     /* One scale block of n values: scale, codes. UE8M0: the scale is rounded up to a power of two. */
     void (*quantise)(uint8_t *codes, float *scale, const float *src, size_t n, epx_scale_format_t format);
+    /* dst = round(sum of [weight *] row over terms in order from +0, + add if not NULL); all rows bf16. */
+    void (*sum_bf16)(void *dst, const epx_row_term_t *terms, int n_terms, const void *add, size_t n, int weighted);
 } epx_row_kernels_t;
 
 /* The best set for this CPU; chosen once. */
