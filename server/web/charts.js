@@ -102,7 +102,7 @@ export class HeatMap {
     const l = this.layout();
     const { g } = prepare(this.canvas, l.top + l.h * l.n_rows + l.bottom);
     const most = Math.max(...rows.map((r) => Math.max(...r)), 0), shade = ramp(), gap = l.w > 5 ? 1 : 0;
-    const least = this.square ? 0 : Math.min(...rows.map((r) => Math.min(...r))); // differences of load are what one looks for
+    const least = this.square || !rows.length ? 0 : Math.min(...rows.map((r) => Math.min(...r))); // differences of load are what one looks for
     this.range = { least, most };
     g.textBaseline = "middle";
     rows.forEach((row, r) => row.forEach((v, c) => {

@@ -19,6 +19,6 @@ if(Python3_FOUND)
   set_tests_properties(native_api PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS "server;tsan")
   # Screenshots: build/artifacts.
   add_test(NAME web_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/web_test.py ${epx_program}
-    ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts)
+    ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts $<TARGET_FILE:http_fake_server>)
   set_tests_properties(web_page PROPERTIES TIMEOUT 180 SKIP_RETURN_CODE 77 LABELS "server;release_only")
 endif()
