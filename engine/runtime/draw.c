@@ -1,6 +1,8 @@
 /* The next token of one request: logits of the model, changed as the request asks, then the sampler. The thread of the rank. */
 #include <math.h>
+#include <stdlib.h>
 
+#include "base/checked.h"
 #include "engine/runtime/rank_internal.h"
 
 static int in_list(const int32_t *ids, int32_t n, int32_t id) {
@@ -41,6 +43,32 @@ static epx_status_t follow(const epx_rank_request_t *q, epx_rank_draw_t *d) {
     EPX_TRY(epx_grammar_accept(q->grammar_state, d->token));
     d->is_end = d->is_text = epx_grammar_must_end(q->grammar_state);
     return EPX_OK;
+}
+
+/* ---- logprobs of the prompt ---- */
+
+epx_status_t epx_rank_need_all_logits(epx_rank_t *r) {
+    size_t n;
+    if (r->has_all_logits) return EPX_OK;
+    if (!epx_mul_size((size_t)r->max_rows, (size_t)r->info.vocab, &n) || !epx_mul_size(n, sizeof(float), &n))
+        return epx_fail(EPX_ERR_CAPACITY, "logits of %d rows overflow", r->max_rows);
+    float *grown = realloc(r->logits, n);
+    if (!grown) return epx_fail(EPX_ERR_NOMEM, "logprobs of prompts need %zu bytes for logits", n);
+    r->logits = grown;
+    r->has_all_logits = 1;
+    return EPX_OK;
+}
+
+int epx_rank_wants_row(const epx_seq_t *seq, int32_t position) {
+    const epx_rank_request_t *q = seq->user;
+    return q->want_prompt_logprobs && position >= q->n_prompt_told && position + 1 < seq->n_prompt;
+}
+
+void epx_rank_tell_prompt(epx_rank_t *r, const epx_seq_t *seq, int32_t position, const float *logits, epx_rank_draw_t *out) {
+    epx_rank_request_t *q = seq->user;
+    *out = (epx_rank_draw_t){.token = q->tokens[position + 1], .prompt_idx = position + 1};
+    out->n_top = epx_logprobs(r->sampler, logits, out->token, &out->logprob, q->n_top, out->top);
+    q->n_prompt_told = position + 1;
 }
 
 epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out) {

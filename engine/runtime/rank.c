@@ -297,6 +297,7 @@ static epx_rank_request_t *copy_request(const epx_request_t *q) {
                                 .adjust = q->adjust,
                                 .ignore_eos = q->ignore_eos,
                                 .want_logprobs = q->want_logprobs,
+                                .want_prompt_logprobs = q->want_logprobs && q->want_prompt_logprobs,
                                 .min_new_tokens = q->min_new_tokens,
                                 .n_top = q->n_top,
                                 .n_stop_ids = q->n_stop_ids};
@@ -328,11 +329,15 @@ epx_status_t epx_rank_submit(epx_rank_t *r, const epx_request_t *req) {
     epx_seq_t *seq;
     if (r->failed < 0) return epx_fail(EPX_ERR_STATE, "the rank has failed: %s", r->failure);
     EPX_TRY(check_request(r, req));
-    epx_sched_request_t sr = {
-        .id = req->id, .n_prompt = req->n_prompt, .max_new = req->max_new_tokens, .priority = req->priority};
+    epx_sched_request_t sr = {.id = req->id,
+                              .n_prompt = req->n_prompt,
+                              .max_new = req->max_new_tokens,
+                              .priority = req->priority,
+                              .whole_prompt = req->want_prompt_logprobs};
     epx_rank_request_t *own = copy_request(req);
     if (!own) return epx_fail(EPX_ERR_NOMEM, "request: no memory for %d + %d tokens", req->n_prompt, req->max_new_tokens);
-    epx_status_t s = epx_rank_begin_grammar(r, req, own);
+    epx_status_t s = own->want_prompt_logprobs ? epx_rank_need_all_logits(r) : EPX_OK;
+    if (s >= 0) s = epx_rank_begin_grammar(r, req, own);
     sr.user = own;
     sr.tokens = own->tokens;
     if (s >= 0) s = r->attn_size > 1 ? epx_rank_add_order(r, &sr) : epx_sched_submit(r->sched, &sr, &seq);

@@ -61,11 +61,12 @@ typedef struct {
     int ignore_eos;
     const int32_t *stop_ids; /* further end tokens, borrowed during submit */
     int32_t n_stop_ids;
-    int32_t priority;       /* the larger is admitted first; 0 */
-    epx_adjust_t adjust;    /* its list is borrowed during submit */
-    int32_t min_new_tokens; /* end tokens are not drawn before; 0: no minimum */
-    int want_logprobs;      /* events carry the token's logprob and n_top of the most probable */
-    int32_t n_top;          /* 0 to EPX_SAMPLE_MAX_TOP */
+    int32_t priority;         /* the larger is admitted first; 0 */
+    epx_adjust_t adjust;      /* its list is borrowed during submit */
+    int32_t min_new_tokens;   /* end tokens are not drawn before; 0: no minimum */
+    int want_logprobs;        /* events carry the token's logprob and n_top of the most probable */
+    int32_t n_top;            /* 0 to EPX_SAMPLE_MAX_TOP */
+    int want_prompt_logprobs; /* with want_logprobs: events for the prompt's tokens too; its prefix is not taken from the cache */
     /* The text must follow this spec of engine/grammar/grammar.h; NULL: anything. Borrowed during submit. End tokens end it even
      * with ignore_eos. */
     const char *grammar;
@@ -81,7 +82,9 @@ typedef struct {
     float logprob;        /* of the model's logits, before penalties, bias, temperature and filters; 0 unless asked for */
     const epx_top_t *top; /* [n_top] borrowed during the callback */
     int32_t n_top;
-    int token_is_text; /* with EPX_FINISH_STOP: the token is the last of the text, because the grammar is complete */
+    int32_t prompt_idx; /* above 0: no new token, but the logprob of this token of the prompt, once and in order; its first has
+                           none */
+    int token_is_text;  /* with EPX_FINISH_STOP: the token is the last of the text, because the grammar is complete */
     epx_finish_t finish;
     int32_t n_prompt, n_generated;
     int32_t n_cached;  /* prompt tokens that were found in the prefix cache when the request was first admitted */

@@ -18,7 +18,8 @@ enum { EPX_RANK_MAX_TP = 64 };
 typedef struct {
     epx_sampling_t sampling;
     epx_adjust_t adjust;
-    int ignore_eos, want_logprobs;
+    int ignore_eos, want_logprobs, want_prompt_logprobs;
+    int32_t n_prompt_told; /* leading prompt tokens whose logprobs were reported */
     int32_t min_new_tokens, n_top;
     int32_t n_stop_ids, n_cached;
     int32_t *stop_ids;      /* [n_stop_ids] */
@@ -30,8 +31,9 @@ typedef struct {
 /* What was drawn for a request. */
 typedef struct {
     int32_t token;
-    int is_end;  /* an end token, or: */
-    int is_text; /* the last token of a grammar */
+    int is_end;         /* an end token, or: */
+    int is_text;        /* the last token of a grammar */
+    int32_t prompt_idx; /* above 0: a token of the prompt */
     float logprob;
     int32_t n_top;
     epx_top_t top[EPX_SAMPLE_MAX_TOP];
@@ -67,6 +69,7 @@ struct epx_rank {
     int32_t *tokens;      /* [max_rows] */
     epx_attn_row_t *rows; /* [max_rows] */
     int32_t *logit_rows;  /* [max_rows] */
+    int has_all_logits;   /* logits has max_rows rows */
     float *logits;        /* [max_running, vocab] */
 
     char *model_dir;                    /* owned */
@@ -100,6 +103,12 @@ epx_status_t epx_rank_make_kv(epx_rank_t *r);
 epx_status_t epx_rank_check_config(epx_rank_config_t *cfg);
 /* What a request's grammar needs; EPX_ERR_ARG: the grammar's own message (constrain.c). */
 epx_status_t epx_rank_begin_grammar(epx_rank_t *r, const epx_request_t *req, epx_rank_request_t *own);
+/* Room for logits of every row of a step. */
+epx_status_t epx_rank_need_all_logits(epx_rank_t *r);
+/* Does the request want the logits of this row of its prompt? (draw.c) */
+int epx_rank_wants_row(const epx_seq_t *seq, int32_t position);
+/* The logprob of the prompt's token behind this position. */
+void epx_rank_tell_prompt(epx_rank_t *r, const epx_seq_t *seq, int32_t position, const float *logits, epx_rank_draw_t *out);
 /* Forbid in logits [vocab] what the grammar does not allow. */
 epx_status_t epx_rank_mask(epx_rank_t *r, const epx_rank_request_t *q, float *logits);
 /* NULL allowed. */

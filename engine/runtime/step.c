@@ -29,6 +29,7 @@ static void report(const sink_t *out, const epx_seq_t *q, const epx_rank_draw_t 
                       .top = d ? d->top : NULL,
                       .n_top = d ? d->n_top : 0,
                       .token_is_text = d ? d->is_text : 0,
+                      .prompt_idx = d ? d->prompt_idx : 0,
                       .finish = finish,
                       .n_prompt = q->n_prompt,
                       .n_generated = q->n_tokens - q->n_prompt,
@@ -100,9 +101,12 @@ static void add_rows(epx_rank_t *r, const epx_sched_item_t *it, int32_t at) {
 static void make_batch(epx_rank_t *r, const epx_sched_batch_t *sb, epx_batch_t *out) {
     int32_t at = 0, n_logits = 0;
     for (int32_t i = 0; i < sb->n_items; i++) {
-        add_rows(r, &sb->items[i], at);
-        at += sb->items[i].n;
-        if (sb->items[i].last) r->logit_rows[n_logits++] = at - 1;
+        const epx_sched_item_t *it = &sb->items[i];
+        add_rows(r, it, at);
+        for (int32_t k = 0; k < it->n; k++)
+            if (epx_rank_wants_row(it->seq, it->first + k)) r->logit_rows[n_logits++] = at + k;
+        at += it->n;
+        if (it->last) r->logit_rows[n_logits++] = at - 1;
     }
     *out = (epx_batch_t){.n_rows = at,
                          .tokens = r->tokens,
@@ -138,6 +142,20 @@ static void note_cached(const epx_sched_batch_t *sb) {
     }
 }
 
+/* Logits of an item's rows, in the order of make_batch. Returns those behind them. */
+static const float *use_logits(epx_rank_t *r, const sink_t *out, const epx_sched_item_t *it, const float *logits) {
+    epx_rank_draw_t d;
+    for (int32_t k = 0; k < it->n; k++) {
+        if (!epx_rank_wants_row(it->seq, it->first + k)) continue;
+        epx_rank_tell_prompt(r, it->seq, it->first + k, logits, &d);
+        report(out, it->seq, &d, EPX_FINISH_NONE, NULL);
+        logits += r->info.vocab;
+    }
+    if (!it->last) return logits;
+    draw_token(r, out, it->seq, logits);
+    return logits + r->info.vocab;
+}
+
 static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb) {
     epx_batch_t b;
     make_batch(r, sb, &b);
@@ -150,9 +168,8 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     r->stats.n_steps++;
     r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
     r->stats.n_decode_tokens += (uint64_t)sb->n_decode_rows;
-    int32_t at = 0;
-    for (int32_t i = 0; i < sb->n_items; i++)
-        if (sb->items[i].last) draw_token(r, out, sb->items[i].seq, r->logits + (size_t)at++ * (size_t)r->info.vocab);
+    const float *logits = r->logits;
+    for (int32_t i = 0; i < sb->n_items; i++) logits = use_logits(r, out, &sb->items[i], logits);
     return EPX_OK;
 }
 

@@ -200,7 +200,7 @@ static void no_room(epx_choice_t *ch) {
 }
 
 static void add_token(epx_choice_t *ch, const epx_event_t *ev) {
-    epx_token_news_t news = {.token = ev->token, .logprob = ev->logprob, .n_top = ev->n_top};
+    epx_token_news_t news = {.token = ev->token, .logprob = ev->logprob, .n_top = ev->n_top, .is_prompt = ev->prompt_idx > 0};
     if (ch->n_tokens == ch->cap_tokens) {
         size_t cap = ch->cap_tokens ? 2 * ch->cap_tokens : 16;
         epx_token_news_t *grown = realloc(ch->tokens, cap * sizeof *grown);
@@ -225,7 +225,7 @@ static void add_token(epx_choice_t *ch, const epx_event_t *ev) {
 /* h->lock held. Returns 1 when the choice ended and its reference must be given back. */
 static int deliver(epx_choice_t *ch, const epx_event_t *ev) {
     epx_http_t *h = ch->call->http;
-    epx_metrics_on_event(&h->metrics, ev, ch->stopped, ch->start_ns, &ch->last_ns);
+    if (ev->prompt_idx == 0) epx_metrics_on_event(&h->metrics, ev, ch->stopped, ch->start_ns, &ch->last_ns);
     ch->n_cached = ev->n_cached;
     if (ch->finish == EPX_FINISH_NONE && !ch->closed && ev->token >= 0) add_token(ch, ev);
     if (ev->finish != EPX_FINISH_NONE) {

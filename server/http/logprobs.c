@@ -1,6 +1,7 @@
 /* See logprobs.h. */
 #include "server/http/logprobs.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@ static size_t count_chars(const char *s, size_t n) {
     return k;
 }
 
-epx_status_t epx_logprobs_add(epx_logprobs_t *l, epx_token_news_t *news, const char *bytes, size_t n_bytes) {
+static epx_status_t make_room(epx_logprobs_t *l) {
     if (l->n == l->cap) {
         size_t cap = l->cap ? 2 * l->cap : 16;
         epx_logprob_entry_t *grown = realloc(l->v, cap * sizeof *grown);
@@ -21,6 +22,20 @@ epx_status_t epx_logprobs_add(epx_logprobs_t *l, epx_token_news_t *news, const c
         l->v = grown;
         l->cap = cap;
     }
+    return EPX_OK;
+}
+
+epx_status_t epx_logprobs_add_prompt(epx_logprobs_t *l, epx_token_news_t *news, const char *bytes, size_t n_bytes) {
+    EPX_TRY(make_room(l));
+    l->v[l->n++] = (epx_logprob_entry_t){*news, l->n_bytes, l->n_bytes, l->n_chars}; /* its text is out */
+    news->top = NULL;
+    news->n_top = 0;
+    l->n_chars += count_chars(bytes, n_bytes);
+    return EPX_OK;
+}
+
+epx_status_t epx_logprobs_add(epx_logprobs_t *l, epx_token_news_t *news, const char *bytes, size_t n_bytes) {
+    EPX_TRY(make_room(l));
     l->v[l->n++] = (epx_logprob_entry_t){*news, l->n_bytes, l->n_bytes + n_bytes, l->n_chars};
     news->top = NULL;
     news->n_top = 0;
@@ -96,8 +111,9 @@ static json_t *legacy_form(const epx_logprob_entry_t *v, size_t n, const epx_tok
     json_t *root = json_object(), *tokens = json_array(), *values = json_array(), *top = json_array(), *offs = json_array();
     for (size_t i = 0; i < n; i++) {
         json_array_append_new(tokens, legacy_text(tok, v[i].token.token));
-        json_array_append_new(values, json_real((double)v[i].token.logprob));
-        json_array_append_new(top, legacy_top(&v[i], tok));
+        int none = isnan(v[i].token.logprob);
+        json_array_append_new(values, none ? json_null() : json_real((double)v[i].token.logprob));
+        json_array_append_new(top, none ? json_null() : legacy_top(&v[i], tok));
         json_array_append_new(offs, json_integer((json_int_t)v[i].char_off));
     }
     json_object_set_new(root, "tokens", tokens);

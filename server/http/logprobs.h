@@ -19,6 +19,7 @@ typedef struct {
     float logprob;
     int32_t n_top;
     epx_top_t *top; /* owned, [n_top] */
+    int is_prompt;  /* a token of the prompt, for its logprob only */
 } epx_token_news_t;
 
 typedef struct {
@@ -35,6 +36,8 @@ typedef struct {
 
 /* Add the next token of the answer with its text; takes over news->top. */
 epx_status_t epx_logprobs_add(epx_logprobs_t *l, epx_token_news_t *news, const char *bytes, size_t n_bytes);
+/* Add the next token of a prompt that is echoed; NAN: the first, which has no logprob. Takes over news->top. */
+epx_status_t epx_logprobs_add_prompt(epx_logprobs_t *l, epx_token_news_t *news, const char *bytes, size_t n_bytes);
 /* What can be reported now, in the form of chat or of completions, as a new object; NULL when there is nothing. Those tokens
  * are gone from l. */
 json_t *epx_logprobs_take(epx_logprobs_t *l, const epx_tokenizer_t *tok, int is_chat, const epx_text_stream_t *stream);

@@ -95,9 +95,6 @@ static epx_status_t check_together(epx_api_parse_t *p) {
                             (long long)p->best_of);
     if (p->has_top_logprobs && !r->logprobs)
         return epx_api_fail(p->err, 400, "invalid_value", "top_logprobs", "top_logprobs: only allowed when logprobs is true");
-    if (r->echo && r->logprobs)
-        return epx_api_fail(p->err, 400, "unsupported_parameter", "echo",
-                            "echo: not supported together with logprobs (logprobs of the prompt are not offered)");
     if (r->max_tokens != 0 && r->min_tokens > r->max_tokens)
         return epx_api_fail(p->err, 400, "invalid_value", "min_tokens", "min_tokens: must be at most max_tokens (%d), got %d",
                             (int)r->max_tokens, (int)r->min_tokens);

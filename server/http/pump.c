@@ -51,6 +51,7 @@ static epx_status_t push_token(epx_choice_t *ch, epx_token_news_t *news) {
     const epx_tokenizer_t *tok = ch->call->http->cfg.tokenizer;
     size_t n_bytes = 0;
     const char *bytes = epx_tokenizer_token_bytes(tok, news->token, &n_bytes);
+    if (news->is_prompt) return epx_logprobs_add_prompt(&ch->logprobs, news, bytes ? bytes : "", bytes ? n_bytes : 0);
     ch->n_completion++;
     int is_silent = !ch->req->keep_special && epx_tokenizer_is_special(tok, news->token);
     if (!bytes || is_silent) n_bytes = 0; /* no text, as an id of the padded vocabulary */

@@ -1,5 +1,6 @@
 /* From a parsed request to requests of the cluster: chat template, tokens, limits, seeds. Runs on the MHD thread. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -88,6 +89,7 @@ static epx_status_t make_request(epx_call_t *c, int idx, epx_request_t *out, epx
                            .priority = c->req.priority,
                            .want_logprobs = q->logprobs,
                            .n_top = q->n_top,
+                           .want_prompt_logprobs = q->echo && q->logprobs,
                            .grammar = q->grammar,
                            .grammar_bytes = q->grammar ? strlen(q->grammar) : 0};
     out->sampling.seed = q->has_seed ? q->sampling.seed + (uint64_t)(idx % c->req.n) : random_seed();
@@ -136,6 +138,13 @@ static void give_back(epx_call_t *c, int n) {
     pthread_mutex_unlock(&c->http->lock);
 }
 
+static epx_status_t echo_first_token(epx_call_t *c, int idx) {
+    epx_token_news_t first = {.token = c->req.prompts[idx / c->req.n].ids[0], .logprob = NAN, .is_prompt = 1};
+    size_t n = 0;
+    const char *bytes = epx_tokenizer_token_bytes(c->http->cfg.tokenizer, first.token, &n);
+    return epx_logprobs_add_prompt(&c->choices[idx].logprobs, &first, bytes ? bytes : "", bytes ? n : 0);
+}
+
 /* The prompt is the beginning of every answer's text. Before the choice is submitted, so no other thread looks at it. */
 static epx_status_t echo_prompt(epx_call_t *c, int idx, epx_api_error_t *err) {
     const epx_api_prompt_t *p = &c->req.prompts[idx / c->req.n];
@@ -144,6 +153,7 @@ static epx_status_t echo_prompt(epx_call_t *c, int idx, epx_api_error_t *err) {
                              : epx_tokenizer_decode(c->http->cfg.tokenizer, p->ids, p->n_ids, 0, &raw);
     if (s >= 0) s = epx_utf8_append_lossy(&c->choices[idx].text, epx_str_z(&raw), raw.n_bytes);
     epx_str_fini(&raw);
+    if (s >= 0 && c->req.logprobs) s = echo_first_token(c, idx);
     if (s == EPX_ERR_ARG) return epx_api_fail(err, 400, "invalid_value", "prompt", "prompt: %s", epx_error_message());
     return s < 0 ? epx_api_fail(err, 500, "internal_error", NULL, "%s", epx_error_message()) : EPX_OK;
 }

@@ -28,6 +28,7 @@ typedef struct {
     int32_t *tokens;
     int32_t n_prompt, max_new, n_done, stop_ids[8], n_stop_ids;
     int want_logprobs;
+    int32_t n_prompt_told; /* prompt tokens whose logprobs are out; n_prompt: none wanted */
     int32_t n_top;
     epx_top_t top[EPX_SAMPLE_MAX_TOP];
 } play_t;
@@ -66,6 +67,7 @@ epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int 
     memcpy(p->tokens, c->answer ? c->answer : req->prompt, (size_t)p->n_prompt * sizeof *p->tokens);
     p->want_logprobs = req->want_logprobs;
     p->n_top = req->n_top;
+    p->n_prompt_told = req->want_prompt_logprobs && !c->answer ? 1 : p->n_prompt;
     p->n_stop_ids = req->n_stop_ids < 8 ? req->n_stop_ids : 8;
     for (int i = 0; i < p->n_stop_ids; i++) p->stop_ids[i] = req->stop_ids[i];
     *out_id = p->id;
@@ -126,6 +128,9 @@ static epx_event_t next_event(play_t *p) {
     epx_event_t ev = {.id = p->id, .token = -1, .n_prompt = p->n_prompt};
     if (p->cancelled) {
         ev.finish = EPX_FINISH_CANCELLED;
+    } else if (p->n_prompt_told < p->n_prompt) {
+        ev.prompt_idx = p->n_prompt_told;
+        ev.token = p->tokens[p->n_prompt_told++];
     } else if (p->mode == ERROR_AT_ONCE || (p->mode == DIE_AFTER_3 && p->n_done == 3)) {
         ev.finish = EPX_FINISH_ERROR;
         ev.error = death;

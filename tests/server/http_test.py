@@ -316,7 +316,25 @@ def echo():
     assert a["choices"][0]["text"] == 2 * b["choices"][0]["text"]
     _, events, done, _ = S.stream("/v1/completions", comp("x y", echo=True, seed=2, stop="y"))
     assert text_of(events) == "x yx " and done  # the prompt is not searched for stop strings
-    expect_error(S.post("/v1/completions", comp(echo=True, logprobs=1)), 400, "not supported together", "echo", "unsupported_parameter")
+
+
+def echo_with_logprobs():
+    for stream in (False, True):
+        body = comp(TEXT, echo=True, logprobs=2, seed=1)
+        if stream:
+            events = S.stream("/v1/completions", body)[1]
+            parts = [e["choices"][0]["logprobs"] for e in events if e["choices"] and e["choices"][0]["logprobs"]]
+            text, l = text_of(events), {k: [x for p in parts for x in p[k]] for k in parts[0]}
+        else:
+            status, a = S.post("/v1/completions", body)
+            text, l = a["choices"][0]["text"], a["choices"][0]["logprobs"]
+            n = a["usage"]["prompt_tokens"]
+            assert a["usage"]["completion_tokens"] == n
+        assert text == 2 * TEXT and [len(v) for v in l.values()] == [2 * n] * 4, l
+        assert l["token_logprobs"][0] is None and l["top_logprobs"][0] is None and None not in l["token_logprobs"][1:]
+        assert l["tokens"][:n] == l["tokens"][n:] and l["token_logprobs"][1:n] == l["token_logprobs"][n + 1:]
+        assert l["text_offset"][n:] == [o + len(TEXT) for o in l["text_offset"][:n]]
+        assert all(t.startswith("bytes:") or (2 * TEXT)[o:].startswith(t) for t, o in zip(l["tokens"], l["text_offset"]))
 
 
 def several_choices():
@@ -663,7 +681,7 @@ def stops_with_everything_ended():
 CASES = [completion, chat_completion, stream_equals_answer, chat_stream, usage_in_stream, end_token_is_not_text, special_tokens_as_text, max_tokens_is_obeyed,
          stop_strings, stop_string_cancels, stop_token_ids, sampling_reaches_the_cluster, adjustments_reach_the_cluster,
          logprobs_of_chat, logprobs_of_completions, tool_calls, one_tool_call,
-         forced_tool_calls_have_a_grammar, conversation_with_tools, response_format_reaches_the_cluster, echo, several_choices,
+         forced_tool_calls_have_a_grammar, conversation_with_tools, echo_with_logprobs, response_format_reaches_the_cluster, echo, several_choices,
          events_before_the_id_is_known, models_and_health, paths_and_methods, content_types, bad_bodies_keep_the_connection,
          pipelined_requests, too_long_for_the_context, errors_before_the_stream, oversized_by_length, oversized_chunked, header_bounds,
          client_leaves_while_parked, client_leaves_between_tokens, client_resets, many_streams, slow_reader_loses_nothing, slow_clients,

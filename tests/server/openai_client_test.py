@@ -327,11 +327,30 @@ def logprobs_at_temperature():
         assert abs(x.logprob - want[ID_OF[bytes(x.bytes)]]) < 1e-3
 
 
+def logprobs_of_the_prompt():
+    """Against the stored logits of every row of the first prompt, and the same as when the text was generated (bit for bit)."""
+    begin, end = REF.head["logits_all.0"]["data_offsets"]
+    v = REF.head["logits_all.0"]["shape"][1]
+    all_logits = struct.unpack(f"<{(end - begin) // 4}f", REF.data[begin:end])
+    ids = REF.prompts[0]
+    l = comp(ids, echo=True, logprobs=5, max_tokens=1).choices[0].logprobs
+    assert len(l.token_logprobs) == len(ids) + 1 and l.token_logprobs[0] is None
+    for i in range(1, len(ids)):
+        want = log_softmax(all_logits[(i - 1) * v:i * v])
+        assert abs(l.token_logprobs[i] - want[ids[i]]) < 2e-3 * max(1, abs(want[ids[i]])), (i, l.token_logprobs[i], want[ids[i]])
+    prompt = REF.prompts[7]
+    a = comp(prompt, logprobs=0, max_tokens=60, extra_body={"ignore_eos": True, "skip_special_tokens": False}).choices[0].logprobs
+    new = [ID_OF[t.encode()] for t in a.tokens if t.encode() in ID_OF]
+    assert len(new) == len(a.tokens) and len(prompt) > 500  # several chunks
+    for _ in range(2):
+        b = comp(prompt + new, logprobs=0, echo=True, max_tokens=1).choices[0].logprobs
+        assert len(b.tokens) == len(prompt) + len(new) + 1 and b.token_logprobs[len(prompt):-1] == a.token_logprobs
+
+
 def logprobs_refused():
     refused(400, "only allowed when logprobs is true", lambda: chat(top_logprobs=3), "top_logprobs")
     refused(400, "from 0 to 20", lambda: chat(logprobs=True, top_logprobs=21), "top_logprobs")
     refused(400, "from 0 to 5", lambda: comp(logprobs=6), "logprobs")
-    refused(400, "not supported together", lambda: comp(logprobs=1, echo=True), "echo")
 
 
 # ---- logit_bias ----
@@ -637,7 +656,8 @@ GROUPS = {
     "stop": [stop_string, stop_list, stop_across_tokens, stop_absent, stop_token_ids, stop_refused],
     "n": [n_greedy_is_the_same, n_sampled_differs, n_choice_is_seed_plus_index, n_usage, n_refused],
     "seed": [seed_repeats, seed_matters, seed_in_company, seed_absent_differs, seed_extremes],
-    "logprobs": [logprobs_are_the_models, logprobs_of_chat, logprobs_do_not_change_the_text, logprobs_in_stream, logprobs_at_temperature, logprobs_refused],
+    "logprobs": [logprobs_are_the_models, logprobs_of_chat, logprobs_do_not_change_the_text, logprobs_in_stream, logprobs_at_temperature, logprobs_of_the_prompt,
+                 logprobs_refused],
     "logit_bias": [bias_by_the_formula, bias_forces, bias_bans, bias_of_the_end_token, bias_does_not_change_logprobs, bias_refused],
     "penalties": [penalty_presence, penalty_frequency, penalty_both, penalty_negative_repeats, penalty_repetition_by_the_formula,
                   penalty_zero_changes_nothing, penalty_refused],

@@ -79,7 +79,6 @@ static const struct {
     {0, "\"stream\":true,\"stream_options\":{\"include_obfuscation\":true}", 400, "stream_options.include_obfuscation", "false"},
     {0, "\"user\":5", 400, "user", "string or null"},
     {0, "\"echo\":1", 400, "echo", "true, false or null"},
-    {0, "\"echo\":true,\"logprobs\":1", 400, "echo", "not supported together with logprobs"},
     {0, "\"suffix\":\"x\"", 400, "suffix", "not supported"},
     {0, "\"logprobs\":6", 400, "logprobs", "from 0 to 5, or null, got 6"},
     {0, "\"logprobs\":-1", 400, "logprobs", "got -1"},
