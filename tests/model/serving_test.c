@@ -1,5 +1,6 @@
-/* Serving under pressure gives the text that a request gets alone: KV pools that run out, retraction, shared prefixes, chunks,
- * mixing, policies, several ranks, idle ranks. Compared are logits, bit for bit, of every drawn token. Seed: EPX_TEST_SEED. */
+/* Serving under pressure gives the text that a request gets alone: KV pools that run out, retraction, cancels, shared prefixes,
+ * chunks, mixing, policies, several ranks, idle ranks. Compared are logits, bit for bit, of every drawn token. Seed:
+ * EPX_TEST_SEED. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -11,7 +12,8 @@ typedef struct {
     int32_t prompt[MAX_PROMPT], n_prompt, n_new;
     uint64_t hash[MAX_NEW]; /* of the logits before each token */
     int32_t tokens[MAX_NEW], n_tokens, n_cached;
-    int n_drawn[MAX_NEW]; /* how often token i was drawn: once */
+    int n_drawn[MAX_NEW];  /* how often token i was drawn: once */
+    int cancel, cancelled; /* asked to be, by its own rank; has ended so */
 } request_t;
 
 typedef struct {
@@ -49,6 +51,11 @@ static void on_logits(void *ctx, uint64_t id, int32_t token_idx, const float *lo
 
 static void on_event(void *ctx, const epx_event_t *ev) {
     request_t *q = &((exam_t *)ctx)->q[ev->id];
+    if (ev->finish == EPX_FINISH_CANCELLED) {
+        q->cancelled = 1;
+        return;
+    }
+    q->cancel = ev->id % 5 == 4 && q->n_tokens >= 3; /* in the runs that look at it */
     CHECK(ev->finish != EPX_FINISH_ERROR && ev->token >= 0, "request %d: %s", (int)ev->id, ev->error ? ev->error : "");
     q->tokens[q->n_tokens++] = ev->token;
     q->n_cached = ev->n_cached;
@@ -82,6 +89,8 @@ static void body(void *ctx, int rank, epx_rank_t *r) {
         /* Nobody goes idle while requests are to come: the numbers differ until every rank has given its last. */
         epx_rank_wake(r, idle || next >= N_REQUESTS ? 1u << 20 : (uint64_t)step + 1);
         s = epx_rank_step(r, on_event, x);
+        for (int i = rank; x->group == 1 && i < N_REQUESTS; i += busy)
+            if (x->q[i].cancel && !idle) epx_rank_cancel(r, (uint64_t)i);
         CHECK(s >= 0, "%s", epx_last_error());
     }
     epx_rank_stats(r, &x->stats[rank]);
@@ -130,8 +139,9 @@ static void body_alone(void *ctx, int rank, epx_rank_t *r) {
 static void check_same(const exam_t *got, const exam_t *alone, const char *what) {
     for (int i = 0; i < N_REQUESTS; i++) {
         const request_t *a = &got->q[i], *b = &alone->q[i];
-        CHECK(a->n_tokens == a->n_new, "%s: request %d has %d tokens of %d", what, i, a->n_tokens, a->n_new);
-        for (int32_t k = 0; k < a->n_new; k++) {
+        CHECK(a->n_tokens == a->n_new || (a->cancelled && a->n_tokens > 3), "%s: request %d has %d tokens of %d", what, i,
+              a->n_tokens, a->n_new);
+        for (int32_t k = 0; k < a->n_tokens; k++) {
             CHECK(a->n_drawn[k] == 1, "%s: request %d, token %d was drawn %d times", what, i, k, a->n_drawn[k]);
             CHECK(a->hash[k] == b->hash[k] && a->tokens[k] == b->tokens[k], "%s: request %d, token %d differs", what, i, k);
         }
@@ -170,7 +180,7 @@ static void check_one_rank(const exam_t *alone) {
         CHECK((got.stats[0].n_cached_tokens > 0) == !c.disable_prefix_cache, "%s: prefix cache", what);
         CHECK(got.stats[0].kv_used_tokens == 0, "%s: KV is left over", what);
     }
-    CHECK(n_retracted > 10, "the pools ran out only %d times", (int)n_retracted);
+    CHECK(n_retracted > 3, "the pools ran out only %d times", (int)n_retracted);
 }
 
 /* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
