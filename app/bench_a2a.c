@@ -271,6 +271,7 @@ static int run_all(const settings_t *o, bench_run_t *want) {
     want->want_peers = peers;
     bench_run_t *run = make_file(want, path, sizeof path);
     if (!run) return epx_print_error();
+    if (!peers) (void)unlink(path); /* forked ranks have the mapping already; rank 0 of the peer program does it otherwise */
     code = peers ? run_mpi(run, program, path) : run_forked(run);
     if (code || run->failed) {
         (void)epx_fail(EPX_ERR_INTERNAL, "%s", run->error[0] ? run->error : "a rank ended early");

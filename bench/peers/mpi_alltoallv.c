@@ -239,6 +239,8 @@ int main(int argc, char **argv) {
     }
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0) (void)unlink(argv[1]); /* everyone has mapped it: nothing is left behind whatever happens */
     rc = bench_rank_main(run, rank, add_peers);
     if (rc) MPI_Abort(MPI_COMM_WORLD, 1);
     MPI_Finalize();
