@@ -123,8 +123,8 @@ EPX_API epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_
  * Returns EPX_ERR_ARG (nothing was sent); EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer, EPX_ERR_ABORTED when another rank
  * gave up, EPX_ERR_MISMATCH when n_bytes differ: after those the group is lost and every later call on it fails. */
 EPX_API epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns);
-/* Mark another rank of the group as dead (alive 0) or take that back. Local: every living rank makes the same calls, then
- * epx_plan_recover() on each plan, from where on the plan's exchanges leave the rank out. From now on its death is no news, and
+/* Mark another rank of the group as dead (alive 0) or take that back; it must have stopped for good. Local: every living rank makes
+ * the same calls, then epx_plan_recover() on each plan, from where on the plan's exchanges leave the rank out. From now on its death is no news, and
  * epx_group_allgather() gives zeros as its record. EPX_ERR_ARG: rank. */
 EPX_API epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive);
 /* Which peer this group has found dead (group rank), or -1. Never blocks. Ranks that are threads of one process die together. */

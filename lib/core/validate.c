@@ -1,4 +1,4 @@
-/* All argument checks of public calls on plans. Pure; messages name field, value and legal values. */
+/* All argument checks of public calls on plans. Pure, but for EPX_DEBUG; messages name field, value and legal values. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

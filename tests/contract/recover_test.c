@@ -173,6 +173,7 @@ static int body_lose(th_rank_t *r) {
     if (r->rank == VICTIM) {
         TH_OK(r, empty_calls(&b, 0, h->phase));
         if (mode == TH_PROCESSES) raise(SIGKILL);
+        epx_fetch_add_u64(&th_words(r)[1], 1); /* it has stopped, and the others know */
         while (epx_load_acquire_u64(&th_words(r)[0]) < W - 1) th_sleep_us(1000);
         teardown(&b);
         return 0;
@@ -181,6 +182,7 @@ static int body_lose(th_rank_t *r) {
     for (int i = 0; i < 3 && s == EPX_OK; i++) s = empty_calls(&b, 0, 4);
     TH_CHECK(r, s < 0, "%s", "exchanges went on without the lost rank");
     if (mode == TH_PROCESSES) TH_STATUS(r, epx_plan_recover(b.p), EPX_ERR_PEER); /* not masked yet */
+    while (mode == TH_THREADS && epx_load_acquire_u64(&th_words(r)[1]) == 0) th_sleep_us(1000);
     TH_OK(r, epx_group_mask(b.g, VICTIM, 0));
     TH_OK(r, epx_plan_recover(b.p));
     b.c.shape.dead = 1u << VICTIM;
