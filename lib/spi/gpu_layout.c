@@ -1,0 +1,46 @@
+/* Slab offsets of the CUDA exchange. Pure. */
+#include "spi/gpu_layout.h"
+
+static uint64_t up(uint64_t v, uint64_t a) { return (v + a - 1) / a * a; }
+static uint64_t take(uint64_t *at, uint64_t bytes) {
+    uint64_t off = *at;
+    *at = up(off + bytes, 256);
+    return off;
+}
+static uint32_t dtype_bytes(int d) { return d == EPX_F32 ? 4 : d == EPX_FP8_E4M3 ? 1 : 2; }
+
+/* Packets of a row: each segment of `seg` channels (and its scales) is padded to whole packets by itself. */
+static uint32_t packets(int hidden, int seg, uint32_t bytes, int scale_block) {
+    uint32_t n = 0;
+    for (int c = 0; c < hidden; c += seg) {
+        uint32_t ch = (uint32_t)(hidden - c < seg ? hidden - c : seg), scales = scale_block ? (ch + (uint32_t)scale_block - 1) / (uint32_t)scale_block : 0;
+        n += (ch * bytes + scales * 4 + 11) / 12;
+    }
+    return n;
+}
+
+void epx_gpu_layout(epx_gpu_plan_t *p, int scale_block) {
+    epx_gpu_layout_t *l = &p->l;
+    uint64_t W = (uint64_t)p->n_ranks, T = (uint64_t)p->max_tokens, K = (uint64_t)p->top_k, TL = (uint64_t)p->packet_tokens;
+    uint64_t planes = p->exact ? K : W, at = EPX_GPU_HEAD_BYTES;
+    int fp8 = p->wire_dtype == EPX_FP8_E4M3;
+    l->n_scales = fp8 ? (uint32_t)((p->hidden + scale_block - 1) / scale_block) : 0;
+    l->d_scale_off = fp8 ? (uint32_t)up((uint64_t)p->hidden, 16) : 0;
+    l->d_row_bytes = (uint32_t)up(fp8 ? l->d_scale_off + 4ull * l->n_scales : (uint64_t)p->hidden * dtype_bytes(p->wire_dtype), 16);
+    l->c_row_bytes = (uint32_t)up((uint64_t)p->hidden * dtype_bytes(p->combine_dtype), 16);
+    l->d_packets = packets(p->hidden, EPX_GPU_SEG_D, fp8 ? 1 : dtype_bytes(p->wire_dtype), fp8 ? scale_block : 0);
+    l->c_packets = packets(p->hidden, EPX_GPU_SEG_C, dtype_bytes(p->combine_dtype), 0);
+    l->count_off = take(&at, 2 * W * EPX_GPU_WORD_BYTES);
+    l->flag_d_off = take(&at, W * (uint64_t)p->n_blocks * 8);
+    l->flag_c_off = take(&at, W * (uint64_t)p->n_blocks * 8);
+    l->id_words = (uint32_t)((K + 5) / 6);
+    l->weight_words = (uint32_t)((K + 2) / 3);
+    l->ids_off = take(&at, 2 * W * T * l->id_words * EPX_GPU_WORD_BYTES);
+    l->weights_off = take(&at, 2 * W * T * l->weight_words * EPX_GPU_WORD_BYTES);
+    l->dp_off = take(&at, 2 * W * TL * l->d_packets * EPX_GPU_WORD_BYTES);
+    l->cp_off = take(&at, planes * TL * l->c_packets * EPX_GPU_WORD_BYTES);
+    l->d_off = take(&at, 2 * W * T * l->d_row_bytes);
+    l->c_off = take(&at, planes * T * l->c_row_bytes);
+    l->total_bytes = at;
+    p->row_cap = p->n_ranks * p->max_tokens;
+}

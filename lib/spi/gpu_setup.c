@@ -1,0 +1,86 @@
+/* Choices of the CUDA exchange: see gpu_setup.h. */
+#include "spi/gpu_setup.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "spi/gpu_layout.h"
+#include "spi/layout.h"
+
+/* Packets cost a third more bytes, but no flag and no fence: worth it up to this many tokens, while they take little memory. */
+enum { MOST_PACKET_TOKENS = 128, PACKET_BYTES = 2 << 20, PACKET_SHARE = 10 };
+
+static epx_status_t refuse(const char *field, int value, const char *legal) {
+    return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %d, which is not built for GPUs; built: %s", field, value, legal);
+}
+
+static epx_status_t refuse_name(const char *field, const char *value, const char *legal) {
+    return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %s, which is not built for GPUs; built: %s", field, value, legal);
+}
+
+static epx_status_t refuse_dtype(const char *field, epx_dtype_t value, const char *legal) {
+    return refuse_name(field, epx_dtype_name(value), legal);
+}
+
+epx_status_t epx_gpu_check_config(const epx_plan_config_t *c, int n_ranks, int max_blocks) {
+    int fp8 = c->wire_dtype == EPX_FP8_E4M3;
+    char legal[48];
+    if (n_ranks > EPX_GPU_MAX_RANKS) return refuse("n_ranks", n_ranks, "1 to 32");
+    if (c->token_dtype == EPX_FP8_E4M3) return refuse_dtype("token_dtype", c->token_dtype, "f32, bf16, f16 (the cast to fp8 is fused)");
+    if (c->hidden % (fp8 ? 16 : 8) != 0) return refuse("hidden", c->hidden, fp8 ? "multiples of 16 with wire_dtype fp8_e4m3" : "multiples of 8");
+    if (c->n_experts > EPX_GPU_MAX_EXPERTS) return refuse("n_experts", c->n_experts, "1 to 32767");
+    if (c->n_channels != 1) return refuse("n_channels", c->n_channels, "1");
+    if (c->debug) return refuse("debug", c->debug, "0, also in EPX_DEBUG");
+    if (c->renormalize) return refuse("renormalize", c->renormalize, "0 (no masked ranks)");
+    if (c->n_slots != c->n_experts) return refuse("n_slots", c->n_slots, "n_experts or 0 (no copies of experts)");
+    if (c->replicate != 1) return refuse("replicate", c->replicate, "1");
+    if (c->scale_block != 128) return refuse("scale_block", c->scale_block, "128");
+    if (c->scale_format != EPX_SCALE_F32) return refuse_name("scale_format", "UE8M0", "F32");
+    if (c->scale_layout != EPX_SCALE_ROW_MAJOR) return refuse_name("scale_layout", "COL_MAJOR", "ROW_MAJOR");
+    if (c->layout == EPX_LAYOUT_CONTIGUOUS) return refuse_name("layout", "CONTIGUOUS", "LISTS, EXPERT_MAJOR");
+    if (c->combine_dtype != c->token_dtype && c->combine_dtype != EPX_F32)
+        return refuse_dtype("combine_dtype", c->combine_dtype, "token_dtype or f32");
+    snprintf(legal, sizeof legal, "0 (chosen), 1 to %d", max_blocks);
+    if (c->n_blocks > max_blocks) return refuse("n_blocks", c->n_blocks, legal);
+    return EPX_OK;
+}
+
+/* Few tokens want few blocks: each costs a flag a rank. Measured on H200. */
+static int choose_blocks(int max_tokens, int max_blocks) {
+    int n = max_tokens <= 1 ? 32 : max_tokens <= 32 ? 64 : 132;
+    return n < max_blocks ? n : max_blocks;
+}
+
+static uint64_t packet_bytes(const epx_gpu_layout_t *l) { return l->d_off - l->dp_off; } /* D and C packets lie between */
+
+static int fits(const epx_gpu_layout_t *l) {
+    uint64_t share = l->total_bytes / PACKET_SHARE;
+    return packet_bytes(l) <= (share > PACKET_BYTES ? share : PACKET_BYTES);
+}
+
+void epx_gpu_setup(const epx_plan_config_t *c, int rank, int n_ranks, int n_local, int max_blocks, int packets, epx_gpu_plan_t *out) {
+    epx_gpu_plan_t p;
+    memset(&p, 0, sizeof p);
+    p.rank = rank;
+    p.n_ranks = n_ranks;
+    p.hidden = c->hidden;
+    p.top_k = c->top_k;
+    p.n_experts = c->n_experts;
+    p.n_local = n_local;
+    p.max_tokens = c->max_tokens;
+    p.token_dtype = (int32_t)c->token_dtype;
+    p.wire_dtype = (int32_t)c->wire_dtype;
+    p.combine_dtype = (int32_t)c->combine_dtype;
+    p.expert_dtype = (int32_t)c->expert_dtype;
+    p.exact = c->combine == EPX_COMBINE_EXACT;
+    p.timeout_ns = c->timeout_ns;
+    p.n_blocks = c->n_blocks ? c->n_blocks : choose_blocks(c->max_tokens, max_blocks);
+    p.packet_tokens = !packets ? 0 : c->max_tokens < MOST_PACKET_TOKENS ? c->max_tokens : MOST_PACKET_TOKENS;
+    epx_gpu_layout(&p, c->scale_block);
+    while (p.packet_tokens > 0 && !fits(&p.l)) {
+        p.packet_tokens--;
+        epx_gpu_layout(&p, c->scale_block);
+    }
+    *out = p;
+}
