@@ -1,6 +1,5 @@
 /* `epx info`: what is there, and for what is not, why. */
 #include <dirent.h>
-#include <dlfcn.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -34,15 +33,29 @@ static int count_nvidia_devices(void) {
     return n;
 }
 
-/* The driver is looked for, not initialised. */
+static int print_devices(void) {
+    epx_component_t c;
+    int n = 0;
+    for (int i = 0; epx_component(i, &c) == EPX_OK; i++) {
+        if (strcmp(c.kind, "device") != 0) continue;
+        printf("  %-12s %s\n", c.name, c.detail);
+        n++;
+    }
+    return n;
+}
+
+static const char *why_no_device(void) {
+    epx_component_t c;
+    for (int i = 0; epx_component(i, &c) == EPX_OK; i++)
+        if (strcmp(c.name, "cuda_ipc") == 0 && !c.available) return c.detail;
+    return "no device";
+}
+
 static void print_gpus(void) {
     int n = count_nvidia_devices();
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    printf("GPUs\n  none usable: this build has no CUDA modules");
-    if (driver) printf("; libcuda.so.1 was found");
-    else printf("; %s", dlerror());
-    printf("; %d NVIDIA device file%s in /dev\n", n, n == 1 ? "" : "s");
-    if (driver) dlclose(driver);
+    printf("GPUs\n");
+    if (print_devices() > 0) return;
+    printf("  none usable: %s; %d NVIDIA device file%s in /dev\n", why_no_device(), n, n == 1 ? "" : "s");
 }
 
 static int print_model(const epx_settings_t *o) {

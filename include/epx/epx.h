@@ -105,7 +105,8 @@ typedef struct {
 
 /* Make a group of the world ranks ranks[0..n_ranks) (distinct, any order; group rank i is ranks[i]). Collective over the
  * world: every world rank makes the same calls in the same order; a rank not listed gets *out_group = NULL and EPX_OK.
- * ranks NULL and n_ranks 0: all ranks. device: -1 CPU; a CUDA device ordinal later.
+ * ranks NULL and n_ranks 0: all ranks. device: -1 on all ranks: CPU; else a CUDA device of this process on each rank; several
+ * ranks may share one. Plans of a group on devices take device pointers and work on io->stream (docs/api.md, "GPUs").
  * Connects the ranks and takes one small control slab; a failure on one rank fails the call on all world ranks.
  * Returns EPX_ERR_ARG, _UNSUPPORTED (no allowed transport joins the ranks, with the reason), _MISMATCH (the rank lists differ),
  * _NOMEM, _OS, _TIMEOUT, _PEER. *out_group is owned by the caller and borrows w. */
@@ -246,6 +247,8 @@ EPX_API void epx_io_init(epx_io_t *io);
 /* Bytes that a plan of this shape allocates on each of n_ranks ranks: slab_bytes + private_bytes of epx_plan_info(). Allocates
  * nothing that lasts. Returns EPX_ERR_ARG, _UNSUPPORTED, _CAPACITY; *out_bytes is then untouched. */
 EPX_API epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes);
+/* The same for plans of this group: with a group on devices the bytes of device memory are counted too. */
+EPX_API epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_config_t *cfg, size_t *out_bytes);
 /* Collective over the group, in the same order on all ranks. Checks every field, compares all fields over ranks, then takes and
  * shares memory; *cfg and its tables are borrowed during the call only. A failure on one rank fails the call on all.
  * Returns EPX_ERR_ARG (outside the legal values) or _UNSUPPORTED (legal, not built yet), each naming field and value;
@@ -254,7 +257,7 @@ EPX_API epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, s
 EPX_API epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan);
 /* Strings in *out_info are static. */
 EPX_API epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info);
-/* Counters since create. Not for use from a second thread while a step runs. */
+/* Counters since create. On devices the rows and bytes are 0: only the device knows them. Not for use from a second thread while a step runs. */
 EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout_stats);
 
 /* Rows [max_tokens, H] of token dtype inside the plan's slab, 64-byte aligned. Pass as io->x and dispatch copies nothing
@@ -310,7 +313,7 @@ EPX_API void epx_plan_destroy(epx_plan_t *p);
 /* ---- what is there ---- */
 
 typedef struct {
-    const char *kind;   /* "transport", "backend" */
+    const char *kind;   /* "transport", "backend", "device" */
     const char *name;
     int available;      /* on this machine, in this build */
     const char *detail; /* what it is, or why it is not available */

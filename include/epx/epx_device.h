@@ -16,7 +16,7 @@ typedef struct {
  * Its scales, fp8 wire only: scale_base[src] + token * scale_stride, words of epx_scale_format_t. */
 typedef struct {
     int32_t n_local_experts;
-    int32_t n_rows;                  /* expert_off[n_local_experts] */
+    int32_t n_rows;                  /* expert_off[n_local_experts]; -1 on devices, where all pointers are device memory */
     const int32_t *expert_off;       /* [n_local_experts + 1], expert e owns entries[expert_off[e] .. expert_off[e + 1]) */
     const epx_list_entry_t *entries; /* [n_rows] */
     const void *const *row_base;     /* [W] */

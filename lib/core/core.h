@@ -4,6 +4,7 @@
 
 #include "boot/boot.h"
 #include "spi/a2a.h"
+#include "spi/device.h"
 #include "spi/transport.h"
 #include "spi/wait.h"
 
@@ -18,6 +19,7 @@ struct epx_group {
     int rank, n_ranks;
     epx_peer_t *peers;   /* [n_ranks] in group order, owned */
     epx_net_t *net;      /* owned */
+    const epx_device_link_t *link; /* of a group on devices; else NULL */
     epx_slab_t *ctl;     /* owned: records of epx_group_allgather() */
     uint64_t *records;   /* owned, EPX_GROUP_RECORD_BYTES a rank: set-up calls gather here, so that none fails for lack of memory
                             before it has taken part */
@@ -32,6 +34,9 @@ struct epx_group {
 /* The i-th built transport or backend in order of preference; NULL past the end. */
 const epx_transport_t *epx_transport_at(int i);
 const epx_a2a_t *epx_a2a_at(int i);
+/* The i-th backend for devices, and the i-th device link. */
+const epx_a2a_t *epx_device_a2a_at(int i);
+const epx_device_link_t *epx_device_link_at(int i);
 /* By name; NULL when not built. */
 const epx_transport_t *epx_transport_named(const char *name, size_t len);
 const epx_a2a_t *epx_a2a_named(const char *name);
@@ -44,6 +49,8 @@ epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len
 epx_status_t epx_select_check_names(const char *transports);
 /* The transport for these ranks: the first allowed one that can join them, or the best score. Same answer on all ranks. */
 epx_status_t epx_select_transport(const char *allowed, const epx_peer_t *peers, int n_ranks, const epx_transport_t **out);
+/* The device link for a group: the first allowed one that is available. EPX_ERR_UNSUPPORTED with the reason. */
+epx_status_t epx_select_device_link(const char *allowed, const epx_device_link_t **out);
 /* The backend: cfg->backend by name, or the best score that can run. Logs why others lost. net NULL: config only. */
 epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out);
 
@@ -54,6 +61,8 @@ enum { EPX_MAX_SLOTS = 1 << 24 };
 /* Check every field and fill defaults: out_cfg has no EPX_BYTES and no 0 that means a default; its tables and backend stay
  * borrowed from cfg. EPX_ERR_ARG: outside the legal values; EPX_ERR_UNSUPPORTED: legal, not built yet. */
 epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg);
+/* The same for a group on devices, where n_blocks may be chosen; what GPUs cannot do is refused by the backend. */
+epx_status_t epx_validate_device_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg);
 /* Dtype of the result of combine and of the add operand: the token dtype, or, with fp8 tokens, the dtype of the rows that come
  * back; the expert dtype when those are fp8 too. cfg: normalised. */
 epx_dtype_t epx_result_dtype(const epx_plan_config_t *cfg);
@@ -68,6 +77,11 @@ epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io)
 epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);
 epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows);
 epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io);
+/* The same four for a plan on devices: pointers are not read, ids are the caller's word. validate_device.c */
+epx_status_t epx_validate_device_dispatch_send(const epx_plan_t *p, const epx_io_t *io);
+epx_status_t epx_validate_device_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);
+epx_status_t epx_validate_device_combine_send(const epx_plan_t *p, const epx_io_t *io);
+epx_status_t epx_validate_device_combine_recv(const epx_plan_t *p, const epx_io_t *io);
 
 /* ---- group.c ---- */
 

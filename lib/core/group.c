@@ -10,12 +10,13 @@
 #include "spi/mutant.h"
 #include "spi/unsupported.h"
 
-enum { MESSAGE_BYTES = 168, RECORD_STRIDE = EPX_GROUP_RECORD_BYTES + 64 };
+enum { MESSAGE_BYTES = 164, RECORD_STRIDE = EPX_GROUP_RECORD_BYTES + 64 };
 
 /* What world ranks exchange when a group is made. */
 typedef struct {
     int32_t status;
     uint32_t members; /* hash of the rank list */
+    int32_t on_device;
     uint8_t card[EPX_NET_CARD_BYTES];
     char message[MESSAGE_BYTES];
 } group_record_t;
@@ -46,7 +47,7 @@ static size_t ctl_bytes(int n_ranks) {
 
 static epx_status_t check_ranks(const epx_world_t *w, const int *ranks, int n_ranks, int device) {
     int size = w->boot.n_ranks;
-    if (device != -1) return epx_fail(EPX_ERR_UNSUPPORTED, "device is %d, which is not built yet; built: -1 (CPU)", device);
+    if (device < -1) return epx_fail(EPX_ERR_ARG, "device is %d; legal: -1 (CPU) or the number of a CUDA device", device);
     if ((ranks == NULL) != (n_ranks == 0))
         return epx_fail(EPX_ERR_ARG, "ranks and n_ranks %d disagree; legal: both, or NULL and 0", n_ranks);
     if (n_ranks < 0 || n_ranks > size) return epx_fail(EPX_ERR_ARG, "n_ranks is %d; legal: 0 (all) to %d", n_ranks, size);
@@ -91,9 +92,14 @@ static epx_status_t new_group(const epx_world_t *w, const int *ranks, int n_rank
 }
 
 /* Local part: choose the transport, open it, take the control slab. */
-static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, void *card) {
+static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, int device, void *card) {
     const epx_transport_t *t;
-    EPX_TRY(epx_select_transport(w->transports, g->peers, g->n_ranks, &t));
+    /* A group on devices names its link; what carries its control words on the host is chosen. */
+    epx_status_t s = device >= 0 ? epx_select_device_link(w->transports, &g->link) : EPX_OK;
+    if (s < 0) return epx_fail_context(s, "device is %d", device);
+    EPX_TRY(epx_select_transport(device >= 0 ? NULL : w->transports, g->peers, g->n_ranks, &t));
+    if (device >= 0 && t->pass == NULL)
+        return epx_fail(EPX_ERR_UNSUPPORTED, "a group on devices has ranks on several hosts (transport %s); legal: ranks of one host", t->name);
     EPX_TRY(t->open(g->rank, g->n_ranks, g->peers, &g->net, card));
     g->net->masked = g->masked;
     g->net->transport = t; /* before anything that may look at messages */
@@ -127,11 +133,14 @@ static epx_status_t world_round(const epx_world_t *w, group_record_t *mine, epx_
         if (all[r].members != mine->members)
             return epx_fail(EPX_ERR_MISMATCH, "ranks of the group differ: hash %08x on world rank %d and %08x on world rank %d",
                             mine->members, w->boot.rank, all[r].members, r);
+        if (all[r].on_device != mine->on_device)
+            return epx_fail(EPX_ERR_MISMATCH, "device is given on world rank %d only; legal: on all ranks, or -1 on all",
+                            mine->on_device ? w->boot.rank : r);
     }
     return EPX_OK;
 }
 
-static epx_status_t join(const epx_world_t *w, epx_group_t *g, const group_record_t *all) {
+static epx_status_t join(const epx_world_t *w, epx_group_t *g, int device, const group_record_t *all) {
     const epx_transport_t *t = g->net->transport;
     uint8_t *cards = malloc((size_t)g->n_ranks * EPX_NET_CARD_BYTES);
     if (cards == NULL) return epx_fail(EPX_ERR_NOMEM, "no memory for %d cards", g->n_ranks);
@@ -142,7 +151,7 @@ static epx_status_t join(const epx_world_t *w, epx_group_t *g, const group_recor
     EPX_TRY(s);
     EPX_TRY(t->slab_share(g->net, g->ctl, w->timeout_ns));
     g->net->ctl = g->ctl;
-    return EPX_OK;
+    return g->link == NULL ? EPX_OK : g->link->open(g->net, device, w->timeout_ns, &g->net->device);
 }
 
 epx_status_t epx_group_create(epx_world_t *w, const int *ranks, int n_ranks, int device, epx_group_t **out_group) {
@@ -153,12 +162,13 @@ epx_status_t epx_group_create(epx_world_t *w, const int *ranks, int n_ranks, int
     epx_status_t s = check_ranks(w, ranks, n_ranks, device);
     if (s >= 0) {
         mine.members = members_hash(w, ranks, n_ranks);
+        mine.on_device = device >= 0;
         s = new_group(w, ranks, n_ranks, &g);
     }
     int member = g != NULL && g->rank >= 0;
-    if (s >= 0 && member) s = open_local(w, g, mine.card);
+    if (s >= 0 && member) s = open_local(w, g, device, mine.card);
     EPX_TRY_GOTO(s, world_round(w, &mine, s, all), err_group);
-    s = member ? join(w, g, all) : EPX_OK;
+    s = member ? join(w, g, device, all) : EPX_OK;
     EPX_TRY_GOTO(s, world_round(w, &mine, s, all), err_group);
     if (!member) {
         epx_group_destroy(g);
@@ -178,6 +188,7 @@ void epx_group_destroy(epx_group_t *g) {
     if (g->ctl != NULL) epx_store_release_u32(&epx_slab_head(g->ctl, g->rank)->left, 1);
     if (g->net != NULL) {
         const epx_transport_t *t = g->net->transport;
+        if (g->net->device != NULL) g->link->close(g->net->device);
         g->net->ctl = NULL;
         t->slab_free(g->net, g->ctl);
         t->close(g->net);
@@ -198,16 +209,17 @@ epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_caps) {
         return epx_fail(EPX_ERR_ARG, "out_caps->size is %u; legal: %zu", out_caps->size, sizeof *out_caps);
     out_caps->n_ranks = g->n_ranks;
     out_caps->rank = g->rank;
-    out_caps->transport = g->net->transport->name;
+    out_caps->transport = g->link != NULL ? g->link->name : g->net->transport->name;
     out_caps->links = g->net->transport->links;
     out_caps->max_top_k = EPX_MAX_TOP_K;
     out_caps->max_ranks = EPX_MAX_RANKS;
-    out_caps->token_dtypes = 1u << EPX_F32 | 1u << EPX_BF16 | 1u << EPX_F16 | 1u << EPX_FP8_E4M3;
+    out_caps->token_dtypes = 1u << EPX_F32 | 1u << EPX_BF16 | 1u << EPX_F16 | (g->link == NULL ? 1u << EPX_FP8_E4M3 : 0);
     return EPX_OK;
 }
 
 epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive) {
     if (g == NULL) return epx_fail(EPX_ERR_ARG, "group is NULL");
+    if (g->link != NULL) return epx_unsupported_call("epx_group_mask on devices", "make a new group of the living ranks");
     if (rank < 0 || rank >= g->n_ranks || rank == g->rank)
         return epx_fail(EPX_ERR_ARG, "rank is %d; legal: another rank of the group, 0 to %d without %d", rank, g->n_ranks - 1,
                         g->rank);

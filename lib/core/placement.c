@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "core/core.h"
+#include "spi/unsupported.h"
 
 const epx_placement_t *epx_placement_for(const epx_plan_t *p, uint64_t epoch) {
     const epx_placement_t *newest = &p->placements[p->newest_placement], *other = &p->placements[!p->newest_placement];
@@ -120,6 +121,7 @@ static epx_status_t compare_all(const epx_plan_t *p, const placement_record_t *a
 epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
                                     uint64_t epoch) {
     if (p == NULL) return epx_fail(EPX_ERR_ARG, "plan is NULL");
+    if (p->a2a->device != NULL) return epx_unsupported_call("epx_plan_set_placement on devices", "make a new plan");
     EPX_TRY(epx_plan_poll(p));
     epx_plan_config_t c = p->cfg;
     c.slot_rank = slot_rank;

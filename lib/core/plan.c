@@ -55,6 +55,7 @@ typedef struct {
     const epx_a2a_t *a2a;
     int n_local_max;
     size_t row_max, max_rows, backend_bytes, private_bytes;
+    uint64_t device_slab_bytes, device_private_bytes;
 } sizes_t;
 
 static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w, arena_t *a, epx_channel_t *ch) {
@@ -94,7 +95,7 @@ static void carve(const sizes_t *z, const epx_plan_config_t *c, int n_ranks, are
     p->rows_sent = take(a, w, sizeof *p->rows_sent);
     p->rows_received = take(a, w, sizeof *p->rows_received);
     p->channels = take(a, (size_t)c->n_channels, sizeof *p->channels);
-    for (int i = 0; i < c->n_channels; i++) carve_channel(z, c, w, a, p->channels == NULL ? &unused : &p->channels[i]);
+    for (int i = 0; z->a2a->device == NULL && i < c->n_channels; i++) carve_channel(z, c, w, a, p->channels == NULL ? &unused : &p->channels[i]);
     p->backend_block = take(a, z->backend_bytes, 1);
 }
 
@@ -115,9 +116,10 @@ static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out
     return EPX_OK;
 }
 
-/* c: validated and normalised. by_messages: some rows arrive in region D whatever the backend. */
-static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, int by_messages, sizes_t *z) {
-    uint32_t regions = a2a->regions | (by_messages ? EPX_REGION_D : 0);
+/* c: validated and normalised. net NULL: a CPU group whose peers are all mapped. */
+static epx_status_t measure(const epx_net_t *net, const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, sizes_t *z) {
+    /* Rows that come in messages arrive in region D whatever the backend; on devices none do. */
+    uint32_t regions = a2a->regions | (net != NULL && a2a->device == NULL && net->n_messages > 0 ? EPX_REGION_D : 0);
     size_t rows = 0, places = 0, slots = 0, pad = 0;
     memset(z, 0, sizeof *z);
     z->a2a = a2a;
@@ -139,6 +141,7 @@ static epx_status_t measure(const epx_plan_config_t *c, int n_ranks, const epx_a
     carve(z, c, n_ranks, &count, &nowhere);
     if (!count.ok) return epx_fail(EPX_ERR_CAPACITY, "the private tables do not fit the address space");
     z->private_bytes = count.at;
+    if (a2a->device != NULL) a2a->device->bytes(net, c, z->n_local_max, z->row_max, &z->device_slab_bytes, &z->device_private_bytes);
     return EPX_OK;
 }
 
@@ -149,6 +152,13 @@ static epx_status_t check_config_pointer(const epx_plan_config_t *cfg) {
     return EPX_OK;
 }
 
+static epx_status_t measure_for(const epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_config_t *c, sizes_t *z) {
+    const epx_a2a_t *a2a;
+    EPX_TRY(g->link == NULL ? epx_validate_config(cfg, g->n_ranks, c) : epx_validate_device_config(cfg, g->n_ranks, c));
+    EPX_TRY(epx_select_a2a(g->net, c, &a2a));
+    return measure(g->net, c, g->n_ranks, a2a, z);
+}
+
 epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes) {
     epx_plan_config_t c;
     const epx_a2a_t *a2a;
@@ -157,8 +167,18 @@ epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *o
     if (out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "out_bytes is NULL");
     EPX_TRY(epx_validate_config(cfg, n_ranks, &c));
     EPX_TRY(epx_select_a2a(NULL, &c, &a2a));
-    EPX_TRY(measure(&c, n_ranks, a2a, 0, &z));
+    EPX_TRY(measure(NULL, &c, n_ranks, a2a, &z));
     *out_bytes = z.layout.total_bytes + z.private_bytes;
+    return EPX_OK;
+}
+
+epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_config_t *cfg, size_t *out_bytes) {
+    epx_plan_config_t c;
+    sizes_t z;
+    EPX_TRY(check_config_pointer(cfg));
+    if (g == NULL || out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", g == NULL ? "group" : "out_bytes");
+    EPX_TRY(measure_for(g, cfg, &c, &z));
+    *out_bytes = z.layout.total_bytes + z.private_bytes + z.device_slab_bytes + z.device_private_bytes;
     return EPX_OK;
 }
 
@@ -205,6 +225,8 @@ static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const s
     p->max_rows = z->max_rows;
     p->scale_gap = scale_gap(c, z, p->row_cap);
     p->private_bytes = z->private_bytes;
+    p->device_slab_bytes = z->device_slab_bytes;
+    p->device_private_bytes = z->device_private_bytes;
     memset(p->alive, 1, (size_t)g->n_ranks);
     epx_placement_fill(p, c, 0, &p->placements[0]);
     p->placements[1].first_epoch = UINT64_MAX;
@@ -221,10 +243,7 @@ static int ranks_on_host(const epx_group_t *g) {
 
 /* Everything that can fail on this rank alone before memory is taken. */
 static epx_status_t prepare(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_config_t *c, sizes_t *z) {
-    const epx_a2a_t *a2a;
-    EPX_TRY(epx_validate_config(cfg, g->n_ranks, c));
-    EPX_TRY(epx_select_a2a(g->net, c, &a2a));
-    EPX_TRY(measure(c, g->n_ranks, a2a, g->net->n_messages > 0, z));
+    EPX_TRY(measure_for(g, cfg, c, z));
     return g->net->transport->slab_check(g->net, z->layout.total_bytes, ranks_on_host(g));
 }
 
@@ -291,6 +310,7 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     EPX_TRY(epx_group_agree(g, compare(g, readable, s, &hash), "plan check"));
     s = new_plan(g, &c, &z, &p);
     if (s >= 0) s = take_slab(g, &z, p);
+    if (s >= 0 && p->a2a->device != NULL) s = p->a2a->device->open(p, z.n_local_max);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan memory"), err_plan);
     epx_slab_head(p->slab, p->rank)->magic = EPX_SLAB_MAGIC;
     epx_slab_head(p->slab, p->rank)->hash = hash;
@@ -298,9 +318,14 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     s = g->net->transport->slab_share(g->net, p->slab, g->timeout_ns);
     EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan sharing"), err_plan);
     EPX_TRY_GOTO(s, check_heads(p, hash), err_plan);
+    if (p->a2a->device != NULL) {
+        s = p->a2a->device->share(p, g->timeout_ns);
+        EPX_TRY_GOTO(s, epx_group_agree(g, s, "plan sharing on devices"), err_plan);
+    }
     *out_plan = p;
     return EPX_OK;
 err_plan:
+    if (p != NULL && p->a2a->device != NULL) p->a2a->device->close(p);
     if (p != NULL) g->net->transport->slab_free(g->net, p->slab);
     free(p);
     return s;
@@ -313,7 +338,7 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     if (out_info->size != sizeof *out_info)
         return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
     out_info->backend = p->a2a->name;
-    out_info->transport = p->net->transport->name;
+    out_info->transport = p->net->device != NULL ? p->net->device->link->name : p->net->transport->name;
     const epx_placement_t *place = epx_plan_place(p, 0);
     out_info->n_local_experts = place->n_local;
     out_info->placement_version = place->version;
@@ -321,8 +346,8 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     out_info->max_rows = p->max_rows;
     out_info->scale_words = p->layout.scale_words;
     out_info->scale_gap = p->scale_gap;
-    out_info->slab_bytes = p->layout.total_bytes;
-    out_info->private_bytes = p->private_bytes;
+    out_info->slab_bytes = p->layout.total_bytes + p->device_slab_bytes;
+    out_info->private_bytes = p->private_bytes + p->device_private_bytes;
     const epx_channel_t *first = &p->channels[0];
     out_info->epoch = first->state == EPX_CH_DISPATCH_SEND ? first->epoch : first->epoch - 1;
     return EPX_OK;
@@ -350,6 +375,8 @@ static epx_status_t check_channel(const epx_plan_t *p, int channel) {
 epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x) {
     if (p == NULL || out_x == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_x");
     EPX_TRY(check_channel(p, channel));
+    if (p->a2a->device != NULL)
+        return epx_fail(EPX_ERR_UNSUPPORTED, "epx_plan_input is for CPU plans; on devices io->x is read where it lies");
     *out_x = p->slab->base[p->rank] + epx_channel_off(&p->layout, channel) + p->layout.x_off;
     return EPX_OK;
 }
@@ -367,6 +394,8 @@ epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists) 
 epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off) {
     if (p == NULL || out_off == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_off");
     EPX_TRY(check_channel(p, channel));
+    if (p->a2a->device != NULL)
+        return epx_unsupported_call("epx_plan_offsets on devices", "use expert_off of epx_plan_lists(), or row_cap rows an expert");
     if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
         return epx_fail(EPX_ERR_STATE, "epx_plan_offsets is legal between dispatch_recv and combine_send only");
     *out_off = p->channels[channel].routes.out_off;
@@ -400,8 +429,13 @@ static void leave_private(epx_plan_t *p) {
 void epx_plan_destroy(epx_plan_t *p) {
     if (p == NULL) return;
     epx_status_t s = epx_plan_poll(p);
+    if (p->a2a->device != NULL) {
+        p->a2a->device->drain(p);
+        s = epx_plan_poll(p);
+    }
     if (s == EPX_OK) s = leave(p);
     if (s < 0 && s != EPX_ERR_TIMEOUT && p->a2a->peers_read_private) leave_private(p);
+    if (p->a2a->device != NULL) p->a2a->device->close(p);
     p->net->transport->slab_free(p->net, p->slab);
     free(p);
 }

@@ -12,7 +12,11 @@
 #undef EPX_TRANSPORT
 #define EPX_A2A(name) extern const epx_a2a_t epx_a2a_##name;
 #include "core/a2a.def"
+#include "core/device_a2a.def"
 #undef EPX_A2A
+#define EPX_DEVICE(name) extern const epx_device_link_t epx_device_##name;
+#include "core/devices.def"
+#undef EPX_DEVICE
 
 static const epx_transport_t *const transports[] = {
 #define EPX_TRANSPORT(name) &epx_transport_##name,
@@ -29,14 +33,25 @@ static const epx_a2a_t *const backends[] = {
 #include "core/a2a.def"
 #undef EPX_A2A
 };
+static const epx_a2a_t *const device_backends[] = {
+#define EPX_A2A(name) &epx_a2a_##name,
+#include "core/device_a2a.def"
+#undef EPX_A2A
+};
+static const epx_device_link_t *const links[] = {
+#define EPX_DEVICE(name) &epx_device_##name,
+#include "core/devices.def"
+#undef EPX_DEVICE
+};
 static const epx_component_t absent[] = {
-    {"transport", "cuda_ipc", 0, "GPUs of one host: built without CUDA"},
-    {"transport", "nvshmem", 0, "GPUs across hosts: built without CUDA"},
-    {"backend", "nccl", 0, "collectives of NCCL: built without CUDA"},
+    {"transport", "nvshmem", 0, "GPUs across hosts: not built yet"},
+    {"backend", "nccl", 0, "collectives of NCCL: not built yet"},
 };
 
 enum {
     N_TRANSPORTS = (int)(sizeof transports / sizeof transports[0]),
+    N_LINKS = (int)(sizeof links / sizeof links[0]),
+    N_DEVICE_BACKENDS = (int)(sizeof device_backends / sizeof device_backends[0]),
     N_WRAPPERS = (int)(sizeof wrappers / sizeof wrappers[0]),
     N_BACKENDS = (int)(sizeof backends / sizeof backends[0]),
     N_ABSENT = (int)(sizeof absent / sizeof absent[0])
@@ -44,6 +59,8 @@ enum {
 
 const epx_transport_t *epx_transport_at(int i) { return i >= 0 && i < N_TRANSPORTS ? transports[i] : NULL; }
 const epx_a2a_t *epx_a2a_at(int i) { return i >= 0 && i < N_BACKENDS ? backends[i] : NULL; }
+const epx_a2a_t *epx_device_a2a_at(int i) { return i >= 0 && i < N_DEVICE_BACKENDS ? device_backends[i] : NULL; }
+const epx_device_link_t *epx_device_link_at(int i) { return i >= 0 && i < N_LINKS ? links[i] : NULL; }
 
 const epx_transport_t *epx_transport_named(const char *name, size_t len) {
     for (int i = 0; i < N_TRANSPORTS; i++)
@@ -90,20 +107,46 @@ epx_status_t epx_component_refuse(const char *kind, const char *name, size_t len
     return epx_fail(EPX_ERR_ARG, "%s \"%.*s\" is unknown; legal: %s", kind, (int)len, name, legal);
 }
 
-epx_status_t epx_component(int i, epx_component_t *out) {
-    if (out == NULL) return epx_fail(EPX_ERR_ARG, "out is NULL");
-    if (i >= 0 && i < N_TRANSPORTS) {
-        const char *why = reason_of(i);
-        *out = (epx_component_t){"transport", transports[i]->name, !why[0], why[0] ? why : transports[i]->detail};
-    } else if (i >= N_TRANSPORTS && i < N_TRANSPORTS + N_BACKENDS) {
-        *out = (epx_component_t){"backend", backends[i - N_TRANSPORTS]->name, 1, backends[i - N_TRANSPORTS]->detail};
-    } else if (i >= N_TRANSPORTS + N_BACKENDS && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT) {
-        *out = absent[i - N_TRANSPORTS - N_BACKENDS];
-    } else if (i >= N_TRANSPORTS + N_BACKENDS + N_ABSENT && i < N_TRANSPORTS + N_BACKENDS + N_ABSENT + N_WRAPPERS) {
-        const epx_transport_t *w = wrappers[i - N_TRANSPORTS - N_BACKENDS - N_ABSENT];
-        *out = (epx_component_t){"wrapper", w->name, 1, w->detail};
-    } else {
-        return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are %d", i, N_TRANSPORTS + N_BACKENDS + N_ABSENT + N_WRAPPERS);
+/* Why a link cannot be used stays the same while the program runs. */
+static pthread_once_t links_once = PTHREAD_ONCE_INIT;
+static char link_reasons[N_LINKS][256];
+
+static void find_link_reasons(void) {
+    for (int i = 0; i < N_LINKS; i++)
+        if (links[i]->available() < 0)
+            snprintf(link_reasons[i], sizeof link_reasons[i], "%.*s", (int)sizeof link_reasons[i] - 1, epx_error_message());
+}
+
+static epx_component_t link_row(int i) {
+    pthread_once(&links_once, find_link_reasons);
+    const char *why = link_reasons[i];
+    return (epx_component_t){"transport", links[i]->name, !why[0], why[0] ? why : links[i]->detail};
+}
+
+static epx_component_t transport_row(int i) {
+    const char *why = reason_of(i);
+    return (epx_component_t){"transport", transports[i]->name, !why[0], why[0] ? why : transports[i]->detail};
+}
+
+/* The n-th device over all links. */
+static epx_status_t device_row(int n, epx_component_t *out) {
+    for (int l = 0; l < N_LINKS; l++) {
+        const char *name, *detail;
+        if (links[l]->device_text(n, &name, &detail) < 0) continue;
+        *out = (epx_component_t){"device", name, 1, detail};
+        return EPX_OK;
     }
+    return EPX_ERR_NOT_FOUND;
+}
+
+epx_status_t epx_component(int i, epx_component_t *out) {
+    int n = i;
+    if (out == NULL) return epx_fail(EPX_ERR_ARG, "out is NULL");
+    if (n >= 0 && n < N_TRANSPORTS) *out = transport_row(n);
+    else if ((n -= N_TRANSPORTS) >= 0 && n < N_LINKS) *out = link_row(n);
+    else if ((n -= N_LINKS) >= 0 && n < N_BACKENDS) *out = (epx_component_t){"backend", backends[n]->name, 1, backends[n]->detail};
+    else if ((n -= N_BACKENDS) >= 0 && n < N_ABSENT) *out = absent[n];
+    else if ((n -= N_ABSENT) >= 0 && n < N_WRAPPERS) *out = (epx_component_t){"wrapper", wrappers[n]->name, 1, wrappers[n]->detail};
+    else if ((n -= N_WRAPPERS) < 0 || device_row(n, out) < 0) return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are fewer", i);
     return EPX_OK;
 }

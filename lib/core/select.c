@@ -15,6 +15,43 @@ static int next_name(const char **list, const char **out_name, size_t *out_len) 
     return 1;
 }
 
+static int same_name(const char *a, const char *name, size_t len) { return strlen(a) == len && memcmp(a, name, len) == 0; }
+
+static int is_link(const char *name, size_t len) {
+    const epx_device_link_t *l;
+    for (int i = 0; (l = epx_device_link_at(i)) != NULL; i++)
+        if (same_name(l->name, name, len)) return 1;
+    return 0;
+}
+
+static int is_allowed(const char *allowed, const char *wanted) {
+    const char *list = allowed, *name;
+    size_t len;
+    if (allowed == NULL) return 1;
+    while (next_name(&list, &name, &len))
+        if (same_name(wanted, name, len)) return 1;
+    return 0;
+}
+
+epx_status_t epx_select_device_link(const char *allowed, const epx_device_link_t **out) {
+    const epx_device_link_t *l;
+    epx_status_t s = EPX_ERR_UNSUPPORTED;
+    for (int i = 0; (l = epx_device_link_at(i)) != NULL; i++) {
+        if (!is_allowed(allowed, l->name)) {
+            s = epx_fail(EPX_ERR_UNSUPPORTED, "transports is \"%s\"; a group on devices needs %s among them", allowed, l->name);
+            continue;
+        }
+        s = l->available();
+        if (s < 0) {
+            s = epx_fail_context(s, "transport %s is not available", l->name);
+            continue;
+        }
+        *out = l;
+        return EPX_OK;
+    }
+    return s;
+}
+
 epx_status_t epx_select_check_names(const char *transports) {
     const char *list = transports, *name;
     size_t len;
@@ -22,6 +59,7 @@ epx_status_t epx_select_check_names(const char *transports) {
     if (transports == NULL) return EPX_OK;
     for (; next_name(&list, &name, &len); n++) {
         const epx_transport_t *t = epx_transport_named(name, len);
+        if (t == NULL && is_link(name, len)) continue;
         if (t == NULL) return epx_component_refuse("transport", name, len);
         if (t->probe != NULL && t->probe() < 0)
             return epx_fail_context(EPX_ERR_UNSUPPORTED, "transport %s is not available", t->name);
@@ -36,6 +74,8 @@ static epx_status_t first_allowed(const char *allowed, const epx_peer_t *peers, 
     size_t len;
     while (next_name(&list, &name, &len)) {
         const epx_transport_t *t = epx_transport_named(name, len);
+        if (t == NULL) s = epx_fail(EPX_ERR_UNSUPPORTED, "transport %.*s joins groups on devices only", (int)len, name);
+        if (t == NULL) continue;
         s = t->can(peers, n_ranks);
         if (s < 0) continue;
         *out = t;
@@ -59,8 +99,22 @@ epx_status_t epx_select_transport(const char *allowed, const epx_peer_t *peers, 
     return EPX_OK;
 }
 
+/* By name, or the first: there is one for each. */
+static epx_status_t select_device_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out) {
+    const epx_a2a_t *a;
+    int any = cfg->backend == NULL || strcmp(cfg->backend, "auto") == 0;
+    for (int i = 0; (a = epx_device_a2a_at(i)) != NULL; i++) {
+        if (!any && strcmp(a->name, cfg->backend) != 0) continue;
+        EPX_TRY(a->can(net, cfg));
+        *out = a;
+        return EPX_OK;
+    }
+    return epx_fail(EPX_ERR_UNSUPPORTED, "backend %s is not built for groups on devices; built: onesided", cfg->backend);
+}
+
 epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out) {
     const epx_a2a_t *best = NULL, *a;
+    if (net != NULL && net->device != NULL) return select_device_a2a(net, cfg, out);
     if (cfg->backend != NULL && strcmp(cfg->backend, "auto") != 0) {
         a = epx_a2a_named(cfg->backend);
         if (a == NULL) return epx_component_refuse("backend", cfg->backend, strlen(cfg->backend));

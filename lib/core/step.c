@@ -22,14 +22,26 @@ epx_status_t epx_plan_fail(epx_plan_t *p, epx_status_t s) {
     }
     snprintf(p->error_message, sizeof p->error_message, "%.*s", (int)sizeof p->error_message - 1, epx_error_message());
     epx_store_release_u32(&p->error_status, (uint32_t)(-(int)s)); /* partner: stored_error() */
+    if (p->a2a->device != NULL) p->a2a->device->stop(p);
     return s;
 }
 
-/* Own error, then what peers have said. No system call. */
+/* What the kernels have found; peers are told. */
+static epx_status_t check_device(epx_plan_t *p) {
+    int about = -1;
+    epx_status_t s = p->a2a->device->check(p, &about);
+    if (s >= 0) return EPX_OK;
+    s = epx_plan_fail(p, s);
+    epx_slab_abort(p->slab, epx_abort_pack(EPX_ERR_TIMEOUT, p->rank, about));
+    return s;
+}
+
+/* Own error, then what peers have said, then the device. No system call. */
 static epx_status_t check_alive(epx_plan_t *p) {
     EPX_TRY(stored_error(p));
     uint64_t word = epx_load_acquire_u64(&epx_slab_head(p->slab, p->rank)->abort_word);
-    return word == 0 ? EPX_OK : epx_plan_fail(p, epx_abort_error(p->net, word));
+    if (word != 0) return epx_plan_fail(p, epx_abort_error(p->net, word));
+    return p->a2a->device == NULL ? EPX_OK : check_device(p);
 }
 
 epx_status_t epx_plan_poll(epx_plan_t *p) {
@@ -88,12 +100,17 @@ static epx_status_t run(epx_plan_t *p, const epx_io_t *io, epx_channel_state_t c
     return leave(p, io->channel, (epx_channel_state_t)((call + 1) % 4), s);
 }
 
-static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
+static void begin_dispatch(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     ch->epoch++;
     ch->place = epx_placement_for(p, ch->epoch);
-    ch->n_tokens = io->n_tokens;
+    ch->n_tokens = io->n_tokens_device != NULL ? p->cfg.max_tokens : io->n_tokens;
     p->n_dispatches++;
+}
+
+static epx_status_t run_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
+    begin_dispatch(p, io);
+    if (p->a2a->device != NULL) return run(p, io, EPX_CH_DISPATCH_SEND, p->a2a->dispatch_send); /* ids lie on the device */
     epx_io_t masked = *io;
     epx_mask_apply(p, &masked);
     return run(p, &masked, EPX_CH_DISPATCH_SEND, p->a2a->dispatch_send);
@@ -113,44 +130,73 @@ static epx_status_t run_combine_recv(epx_plan_t *p, const epx_io_t *io) {
     return s;
 }
 
-static int n_rows(const epx_plan_t *p, int channel) { return p->channels[channel].lists.n_rows; }
+static epx_status_t run_dispatch(epx_plan_t *p, const epx_io_t *io) {
+    if (p->a2a->device != NULL) {
+        begin_dispatch(p, io);
+        return leave(p, io->channel, EPX_CH_COMBINE_SEND, p->a2a->device->dispatch(p, io));
+    }
+    EPX_TRY(run_dispatch_send(p, io));
+    return run_dispatch_recv(p, io);
+}
+
+static epx_status_t run_combine(epx_plan_t *p, const epx_io_t *io) {
+    if (p->a2a->device != NULL) {
+        epx_status_t s = leave(p, io->channel, EPX_CH_DISPATCH_SEND, p->a2a->device->combine(p, io));
+        if (s == EPX_OK) p->n_combines++;
+        return s;
+    }
+    EPX_TRY(run_combine_send(p, io));
+    return run_combine_recv(p, io);
+}
+
+static epx_status_t validate(const epx_plan_t *p, const epx_io_t *io, epx_channel_state_t half) {
+    int on_device = p->a2a->device != NULL, n_rows = p->channels[io->channel].lists.n_rows;
+    switch (half) {
+    case EPX_CH_DISPATCH_SEND:
+        return on_device ? epx_validate_device_dispatch_send(p, io) : epx_validate_dispatch_send(p, io);
+    case EPX_CH_DISPATCH_RECV:
+        return on_device ? epx_validate_device_dispatch_recv(p, io) : epx_validate_dispatch_recv(p, io);
+    case EPX_CH_COMBINE_SEND:
+        return on_device ? epx_validate_device_combine_send(p, io) : epx_validate_combine_send(p, io, n_rows);
+    default:
+        return on_device ? epx_validate_device_combine_recv(p, io) : epx_validate_combine_recv(p, io);
+    }
+}
 
 epx_status_t epx_dispatch_send(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_DISPATCH_SEND));
-    EPX_TRY(epx_validate_dispatch_send(p, io));
+    EPX_TRY(validate(p, io, EPX_CH_DISPATCH_SEND));
     return run_dispatch_send(p, io);
 }
 
 epx_status_t epx_dispatch_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_DISPATCH_RECV));
-    EPX_TRY(epx_validate_dispatch_recv(p, io));
+    EPX_TRY(validate(p, io, EPX_CH_DISPATCH_RECV));
     return run_dispatch_recv(p, io);
 }
 
 epx_status_t epx_combine_send(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_COMBINE_SEND));
-    EPX_TRY(epx_validate_combine_send(p, io, n_rows(p, io->channel)));
+    EPX_TRY(validate(p, io, EPX_CH_COMBINE_SEND));
     return run_combine_send(p, io);
 }
 
 epx_status_t epx_combine_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_COMBINE_RECV));
-    EPX_TRY(epx_validate_combine_recv(p, io));
+    EPX_TRY(validate(p, io, EPX_CH_COMBINE_RECV));
     return run_combine_recv(p, io);
 }
 
 epx_status_t epx_dispatch(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_DISPATCH_SEND));
-    EPX_TRY(epx_validate_dispatch_send(p, io));
-    EPX_TRY(epx_validate_dispatch_recv(p, io));
-    EPX_TRY(run_dispatch_send(p, io));
-    return run_dispatch_recv(p, io);
+    EPX_TRY(validate(p, io, EPX_CH_DISPATCH_SEND));
+    EPX_TRY(validate(p, io, EPX_CH_DISPATCH_RECV));
+    return run_dispatch(p, io);
 }
 
 epx_status_t epx_combine(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(enter(p, io, EPX_CH_COMBINE_SEND));
-    EPX_TRY(epx_validate_combine_send(p, io, n_rows(p, io->channel)));
-    EPX_TRY(epx_validate_combine_recv(p, io));
-    EPX_TRY(run_combine_send(p, io));
-    return run_combine_recv(p, io);
+    EPX_TRY(validate(p, io, EPX_CH_COMBINE_SEND));
+    EPX_TRY(validate(p, io, EPX_CH_COMBINE_RECV));
+    return run_combine(p, io);
 }

@@ -45,7 +45,7 @@ static epx_status_t check_sizes(const epx_plan_config_t *c) {
     return in_range("combine", (int64_t)c->combine, EPX_COMBINE_EXACT, EPX_COMBINE_PARTIAL);
 }
 
-static epx_status_t check_built(const epx_plan_config_t *c) {
+static epx_status_t check_built(const epx_plan_config_t *c, int on_device) {
     if (c->token_dtype == EPX_BYTES) return epx_unsupported_value("token_dtype", "bytes", "f32, bf16, f16, fp8_e4m3");
     if (c->scale_block > EPX_ROW_CHUNK) {
         char value[16];
@@ -56,7 +56,7 @@ static epx_status_t check_built(const epx_plan_config_t *c) {
         return epx_fail(EPX_ERR_ARG, "align is %d; legal with this layout: 1 (CONTIGUOUS pads the rows of an expert)", c->align);
     if (c->scale_layout == EPX_SCALE_COL_MAJOR && c->layout == EPX_LAYOUT_LISTS)
         return epx_fail(EPX_ERR_ARG, "scale_layout is COL_MAJOR with layout LISTS; legal: ROW_MAJOR, since rows stay in place");
-    EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
+    if (!on_device) EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
     return EPX_OK;
 }
 
@@ -123,11 +123,11 @@ int epx_debug_wanted(const epx_plan_config_t *cfg) {
     return text != NULL && text[0] != '\0' && strcmp(text, "0") != 0 ? 1 : cfg->debug;
 }
 
-epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg) {
+static epx_status_t validate(const epx_plan_config_t *cfg, int n_ranks, int on_device, epx_plan_config_t *out_cfg) {
     epx_plan_config_t c = *cfg;
     EPX_TRY(in_range("n_ranks", n_ranks, 1, EPX_MAX_RANKS));
     EPX_TRY(check_sizes(&c));
-    EPX_TRY(check_built(&c));
+    EPX_TRY(check_built(&c, on_device));
     EPX_TRY(resolve_dtypes(&c));
     if (c.n_slots == 0) c.n_slots = c.n_experts;
     if (c.timeout_ns == 0) c.timeout_ns = UINT64_C(10000000000);
@@ -139,6 +139,14 @@ epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_
                         n_ranks);
     *out_cfg = c;
     return EPX_OK;
+}
+
+epx_status_t epx_validate_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg) {
+    return validate(cfg, n_ranks, 0, out_cfg);
+}
+
+epx_status_t epx_validate_device_config(const epx_plan_config_t *cfg, int n_ranks, epx_plan_config_t *out_cfg) {
+    return validate(cfg, n_ranks, 1, out_cfg);
 }
 
 /* ---- step arguments ---- */

@@ -64,6 +64,7 @@ struct epx_plan {
     size_t max_rows;  /* rows that dispatch output and expert outputs can have in the plan's layout */
     size_t scale_gap; /* words from a scale of the output to the row's next */
     size_t private_bytes;
+    uint64_t device_slab_bytes, device_private_bytes; /* 0 on CPUs */
     epx_placement_t placements[2];
     int newest_placement;
     int32_t *slot_count; /* [W] scratch */
@@ -81,6 +82,21 @@ struct epx_plan {
     char error_message[512];
 };
 
+/* What a backend on devices provides besides; its slab is device memory, the plan's host slab only a head. */
+typedef struct {
+    /* Bytes of device memory of a valid config, shared with peers and private. n_local_max, row_max: of the rank with most experts. */
+    void (*bytes)(const epx_net_t *net, const epx_plan_config_t *cfg, int n_local_max, size_t row_max, uint64_t *out_slab,
+                  uint64_t *out_private);
+    epx_status_t (*open)(epx_plan_t *p, int n_local_max);       /* local */
+    epx_status_t (*share)(epx_plan_t *p, uint64_t timeout_ns);  /* collective, also when it fails on one rank */
+    void (*close)(epx_plan_t *p);                               /* also after a failed open */
+    void (*drain)(epx_plan_t *p);                               /* wait until the device has finished; bounded by the kernels' deadlines */
+    epx_status_t (*check)(epx_plan_t *p, int *out_about);       /* the device's first error, and the rank it is about. Never blocks */
+    void (*stop)(epx_plan_t *p);                                /* make kernels that wait, and later ones, return. Any thread */
+    epx_status_t (*dispatch)(epx_plan_t *p, const epx_io_t *io); /* both halves in one launch */
+    epx_status_t (*combine)(epx_plan_t *p, const epx_io_t *io);
+} epx_a2a_device_t;
+
 struct epx_a2a {
     const char *name, *detail;
     int score;
@@ -95,6 +111,7 @@ struct epx_a2a {
     epx_status_t (*dispatch_recv)(epx_plan_t *p, const epx_io_t *io);
     epx_status_t (*combine_send)(epx_plan_t *p, const epx_io_t *io);
     epx_status_t (*combine_recv)(epx_plan_t *p, const epx_io_t *io);
+    const epx_a2a_device_t *device; /* NULL: a CPU backend */
 };
 
 /* ---- replication: `replicate` consecutive ranks hold the same tokens; the first of them is the source that lists name ---- */

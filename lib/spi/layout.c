@@ -92,7 +92,7 @@ epx_status_t epx_slab_layout(const epx_plan_config_t *cfg, int n_ranks, uint32_t
     l.leave_off = take(&head, w, EPX_FLAG_STRIDE, 1);
     l.recover_off = take(&head, w, EPX_FLAG_STRIDE, 1);
     l.channel_off = head.at;
-    lay_channel(cfg, w, regions, &ch, &l);
+    if (!(regions & EPX_REGION_NONE)) lay_channel(cfg, w, regions, &ch, &l);
     l.channel_bytes = ch.at;
     (void)take(&head, l.channel_bytes, (uint64_t)cfg->n_channels, 1);
     size_t total = 0;

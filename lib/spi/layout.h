@@ -21,7 +21,7 @@ enum {
 };
 
 /* Optional regions, bits. */
-enum { EPX_REGION_D = 1u << 0, EPX_REGION_C = 1u << 1 };
+enum { EPX_REGION_D = 1u << 0, EPX_REGION_C = 1u << 1, EPX_REGION_NONE = 1u << 2 /* only the head: rows lie elsewhere */ };
 
 /* Offsets in bytes. Those of the second block are relative to the channel. */
 typedef struct {

@@ -12,6 +12,7 @@
 
 typedef struct epx_transport epx_transport_t;
 typedef struct epx_net epx_net_t;
+struct epx_device_net;
 
 enum { EPX_NODE_BYTES = 40 };
 
@@ -42,6 +43,7 @@ struct epx_net {
     int may_spin;            /* 0 when there are more ranks on this host than cores */
     epx_slab_t *ctl;         /* the group's control slab once shared; owned by the group */
     int n_messages;          /* peers that are reached by messages */
+    struct epx_device_net *device; /* of a group on devices (spi/device.h), owned by the group; NULL on CPUs */
     const uint8_t *masked;   /* [n_ranks] 1: dead and known to be; dead_rank() passes over it. Owned by the group; set at open */
     uint32_t found_dead;     /* 1 + a rank that this rank, or one that told it, has found dead; 0: none */
 };
@@ -96,6 +98,11 @@ struct epx_transport {
     /* Told before (begins 1) and after each of the four calls of a plan: its name (static), epoch, time waited since create.
      * NULL: not wanted. */
     void (*at_call)(epx_net_t *net, const char *call, uint64_t epoch, uint64_t wait_ns, int begins);
+    /* Collective, same order on every rank: give n_bytes to every peer, and `fd` (-1: none) to those of other processes.
+     * out_messages [n_ranks][n_bytes], own included; out_fds [n_ranks], -1: none came; owned by the caller, also after a failure.
+     * NULL: cannot, so it joins no groups on devices. */
+    epx_status_t (*pass)(epx_net_t *net, const void *message, size_t n_bytes, int fd, void *out_messages, int *out_fds,
+                         uint64_t timeout_ns);
 };
 
 /* The transport that joins the ranks of one host, for transports that join hosts. Static. */

@@ -7,8 +7,10 @@
 
 #include "epx/epx.h"
 
-/* Ranks that act as if they were on several hosts can only be joined by messages, and the oracle needs mapped peers. */
+/* Ranks that act as if they were on several hosts can only be joined by messages, and the oracle needs mapped peers.
+ * Devices have programs of their own (tests/gpu). */
 static int fits_here(const epx_component_t *c) {
+    if (strcmp(c->name, "cuda_ipc") == 0) return 0;
     int over_hosts = getenv("EPX_EMULATED_HOSTS") != NULL;
     if (strcmp(c->name, "ucx") == 0) return over_hosts;
     return !over_hosts || (strcmp(c->name, "ref") != 0 && strcmp(c->name, "shm") != 0);

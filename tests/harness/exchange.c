@@ -5,7 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POISON = 0xA5, GUARD_BYTES = 64 };
+enum { POISON = 0xA5, GUARD_BYTES = 64, MAX_MIRRORS = 12 };
+
+/* A host buffer and its copy on the device. */
+typedef struct {
+    void *host, *device;
+    size_t n_bytes;
+} mirror_t;
 
 struct th_open {
     th_batch_t batches[TH_MAX_RANKS];
@@ -20,6 +26,11 @@ struct th_open {
     int32_t *counts, *histogram;
     unsigned char *y, *result; /* expert outputs; combine output */
     size_t y_bytes, result_bytes;
+    th_device_t *device;
+    mirror_t outs[MAX_MIRRORS]; /* to be fetched after the call */
+    int n_outs;
+    void *fetched[2 * TH_MAX_RANKS + 4]; /* host copies of lists */
+    int n_fetched;
 };
 
 static const char *mode_name(epx_combine_t m) { return m == EPX_COMBINE_EXACT ? "exact" : "partial"; }
@@ -63,6 +74,7 @@ void th_plan_config(const th_case_t *c, epx_plan_config_t *out_cfg) {
     out_cfg->scale_block = th_scale_block(s);
     out_cfg->align = s->align ? s->align : 1;
     out_cfg->backend = c->backend;
+    out_cfg->n_blocks = c->n_blocks;
     out_cfg->n_channels = c->n_channels ? c->n_channels : 1;
     const char *ms = getenv("EPX_CONTRACT_TIMEOUT_MS"); /* the planted mistakes wait in vain: a short wait saves time */
     uint64_t usual = ms ? strtoull(ms, NULL, 10) * 1000000u : 20000000000u;
@@ -94,6 +106,61 @@ static int first_difference(const unsigned char *a, const unsigned char *b, size
     return -1;
 }
 
+/* ---- devices ---- */
+
+/* Where the call finds a buffer: on CPUs the host's own, else a device copy with the same content. out: fetch it afterwards. */
+static int place(th_open_t *o, const void *host, size_t n_bytes, int out, const void **out_at) {
+    *out_at = host;
+    if (o->device == NULL || host == NULL) return 0;
+    void *at = o->device->take(o->device, n_bytes);
+    if (at == NULL || o->device->upload(o->device, at, host, n_bytes) != 0 || (out && o->n_outs == MAX_MIRRORS)) return -1;
+    if (out) o->outs[o->n_outs++] = (mirror_t){(void *)(uintptr_t)host, at, n_bytes};
+    *out_at = at;
+    return 0;
+}
+
+/* Wait for the stream, ask for errors, bring the outputs back. */
+static int bring_back(th_rank_t *r, epx_plan_t *p, th_open_t *o) {
+    if (o->device == NULL) return 0;
+    TH_CHECK(r, o->device->sync(o->device) == 0, "%s", "the stream failed");
+    TH_OK(r, epx_plan_poll(p));
+    for (int i = 0; i < o->n_outs; i++)
+        TH_CHECK(r, o->device->fetch(o->device, o->outs[i].host, o->outs[i].device, o->outs[i].n_bytes) == 0, "%s", "fetch failed");
+    return 0;
+}
+
+static void *fetched(th_open_t *o, const void *from, size_t n_bytes) {
+    void *to = malloc(n_bytes + 1);
+    if (to == NULL || o->device->fetch(o->device, to, from, n_bytes) != 0) abort();
+    o->fetched[o->n_fetched++] = to;
+    return to;
+}
+
+/* Lists of a device plan with every pointer turned into a host copy. */
+static void fetch_lists(const th_case_t *c, th_open_t *o, epx_lists_t *l) {
+    size_t w = (size_t)c->shape.n_ranks, t = (size_t)c->shape.max_tokens;
+    if (o->device == NULL) return;
+    l->expert_off = fetched(o, l->expert_off, ((size_t)l->n_local_experts + 1) * sizeof *l->expert_off);
+    l->n_rows = l->expert_off[l->n_local_experts];
+    l->entries = fetched(o, l->entries, (size_t)l->n_rows * sizeof *l->entries);
+    const void **rows = fetched(o, l->row_base, w * sizeof *rows);
+    const float **scales = l->scale_base ? fetched(o, l->scale_base, w * sizeof *scales) : NULL;
+    for (size_t q = 0; q < w; q++) {
+        const char *on_device = rows[q], *copy = fetched(o, on_device, t * l->row_stride_bytes);
+        if (scales) scales[q] = (const float *)(const void *)(copy + ((const char *)scales[q] - on_device));
+        rows[q] = copy;
+    }
+    l->row_base = rows;
+    l->scale_base = scales;
+}
+
+static void drop_device(th_open_t *o) {
+    for (int i = 0; i < o->n_fetched; i++) free(o->fetched[i]);
+    o->n_fetched = 0;
+    o->n_outs = 0;
+    if (o->device != NULL) o->device->reset(o->device);
+}
+
 static void open_buffers(const th_case_t *c, th_open_t *o, const epx_plan_info_t *info) {
     const th_shape_t *s = &c->shape;
     size_t h = (size_t)s->hidden, rows = info->max_rows, n_y = s->layout == EPX_LAYOUT_LISTS ? (size_t)o->want.n_rows : rows;
@@ -117,6 +184,7 @@ static void open_buffers(const th_case_t *c, th_open_t *o, const epx_plan_info_t
 }
 
 static void open_free(const th_case_t *c, th_open_t *o) {
+    drop_device(o);
     th_batches_fini(&c->shape, o->batches);
     th_expect_fini(&o->want);
     free(o->out_x);
@@ -126,6 +194,27 @@ static void open_free(const th_case_t *c, th_open_t *o) {
     free(o->y);
     free(o->result);
     free(o);
+}
+
+#define PLACE(r, o, field, n_bytes, out)                                                                                    \
+    do {                                                                                                                       \
+        const void *at_;                                                                                                       \
+        TH_CHECK(r, place(o, (o)->io.field, n_bytes, out, &at_) == 0, "%s", "no device memory");                               \
+        (o)->io.field = (void *)(uintptr_t)at_;                                                                                \
+    } while (0)
+
+static int place_dispatch(th_rank_t *r, const th_case_t *c, th_open_t *o) {
+    const th_shape_t *s = &c->shape;
+    size_t n = (size_t)o->io.n_tokens, k = (size_t)s->top_k;
+    if (o->device == NULL) return 0;
+    o->io.stream = o->device->stream;
+    PLACE(r, o, x, n * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token), 0);
+    PLACE(r, o, ids, n * k * sizeof(int32_t), 0);
+    PLACE(r, o, weights, n * k * sizeof(float), 0);
+    PLACE(r, o, out_x, o->max_rows * o->row_bytes + GUARD_BYTES, 1);
+    PLACE(r, o, out_scale, o->n_out_words * sizeof(uint32_t) + GUARD_BYTES, 1);
+    PLACE(r, o, out_counts, (size_t)o->n_local * sizeof(int32_t) + GUARD_BYTES, 1);
+    return 0;
 }
 
 static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
@@ -150,7 +239,7 @@ static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     o->io.out_scale = packed && th_has_scales(s) ? (float *)(void *)o->out_scale : NULL;
     o->io.out_counts = (c->opts & TH_NO_COUNTS) && !packed ? NULL : o->counts;
     o->io.out_histogram = c->opts & TH_HISTOGRAM ? o->histogram : NULL;
-    return 0;
+    return place_dispatch(r, c, o);
 }
 
 static int check_row(th_rank_t *r, const th_open_t *o, int i, const void *row, const uint32_t *scales) {
@@ -171,6 +260,7 @@ static int check_lists(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_
     epx_lists_t l;
     memset(&l, 0, sizeof l);
     TH_OK(r, epx_plan_lists(p, c->channel, &l));
+    fetch_lists(c, o, &l);
     TH_CHECK(r, l.n_local_experts == w->n_local, "%d local experts, wanted %d", l.n_local_experts, w->n_local);
     for (int e = 0; e <= w->n_local; e++)
         TH_CHECK(r, l.expert_off[e] == w->expert_off[e], "expert_off[%d] is %d, wanted %d", e, l.expert_off[e], w->expert_off[e]);
@@ -302,8 +392,9 @@ static int do_recv(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     maybe_sleep(c, o->rank, o->seed, 1);
     if (c->opts & TH_HALVES) TH_OK(r, epx_dispatch_recv(p, &o->io));
     else TH_OK(r, epx_dispatch(p, &o->io));
+    if (bring_back(r, p, o) != 0) return -1;
     maybe_sleep(c, o->rank, o->seed, 2);
-    if (check_offsets(r, p, c, o) != 0) return -1;
+    if (o->device == NULL && check_offsets(r, p, c, o) != 0) return -1;
     if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_packed(r, c, o)) return -1;
     if (check_missing(r, p, c, o) != 0) return -1;
     return check_counts(r, c, o);
@@ -327,6 +418,7 @@ int th_step_begin(th_rank_t *r, epx_plan_t *p, const th_case_t *c, int rank, th_
         th_fail(r, "plan info: %d local experts, %d rows; wanted %d, %d", o->n_local, o->row_cap, o->want.n_local, row_cap);
         goto err_open;
     }
+    o->device = c->device;
     open_buffers(c, o, &info);
     if (fill_io(r, p, c, o) != 0 || do_send(r, p, c, o) != 0) goto err_open;
     *out = o;
@@ -338,25 +430,33 @@ err_open:
     return -1;
 }
 
-static void fill_combine(const th_case_t *c, th_open_t *o) {
+static int fill_combine(th_rank_t *r, const th_case_t *c, th_open_t *o) {
+    drop_device(o);
     epx_io_init(&o->io);
     o->io.channel = c->channel;
     o->io.x = o->y;
     o->io.out_x = o->result;
     o->io.add = c->opts & TH_ADD ? o->batches[o->rank].add : NULL;
     o->io.n_tokens = o->batches[o->rank].n_tokens;
+    if (o->device == NULL) return 0;
+    o->io.stream = o->device->stream;
+    PLACE(r, o, x, o->y_bytes, 0);
+    PLACE(r, o, add, o->result_bytes, 0);
+    PLACE(r, o, out_x, o->result_bytes + GUARD_BYTES, 1);
+    return 0;
 }
 
 int th_step_half(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, int half) {
     if (half == 1) return do_recv(r, p, c, o);
     if (half == 2) {
-        fill_combine(c, o);
+        if (fill_combine(r, c, o) != 0) return -1;
         TH_OK(r, epx_combine_send(p, &o->io));
         memset(o->y, POISON, o->y_bytes); /* borrowed during combine_send only */
         maybe_sleep(c, o->rank, o->seed, 3);
         return 0;
     }
     TH_OK(r, epx_combine_recv(p, &o->io));
+    if (bring_back(r, p, o) != 0) return -1;
     return check_result(r, c, o);
 }
 
@@ -382,8 +482,9 @@ void th_step_end(const th_case_t *c, th_open_t *o, th_tally_t *tally) {
 
 static int do_combine(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
     if (c->opts & TH_HALVES) return th_step_half(r, p, c, o, 2) || th_step_half(r, p, c, o, 3);
-    fill_combine(c, o);
+    if (fill_combine(r, c, o) != 0) return -1;
     TH_OK(r, epx_combine(p, &o->io));
+    if (bring_back(r, p, o) != 0) return -1;
     return check_result(r, c, o);
 }
 
@@ -409,7 +510,7 @@ int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tal
     TH_CHECK(r, st.n_dispatches == tally->n_steps && st.n_combines == tally->n_steps && info.epoch == tally->n_steps,
              "%llu dispatches, %llu combines, epoch %llu; wanted %llu", (unsigned long long)st.n_dispatches,
              (unsigned long long)st.n_combines, (unsigned long long)info.epoch, (unsigned long long)tally->n_steps);
-    for (int q = 0; q < c->shape.n_ranks; q++)
+    for (int q = 0; c->device == NULL && q < c->shape.n_ranks; q++) /* on devices nobody on the host knows the ids */
         TH_CHECK(r, sent[q] == tally->rows_sent[q] && received[q] == tally->rows_received[q],
                  "rank %d: %llu rows sent, %llu received; wanted %llu, %llu", q, (unsigned long long)sent[q],
                  (unsigned long long)received[q], (unsigned long long)tally->rows_sent[q],
@@ -419,10 +520,11 @@ int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tal
     return 0;
 }
 
-static int check_bytes(th_rank_t *r, epx_plan_t *p, const epx_plan_config_t *cfg, int n_ranks) {
+static int check_bytes(th_rank_t *r, const epx_group_t *g, epx_plan_t *p, const th_case_t *c, const epx_plan_config_t *cfg) {
     size_t bytes = 0;
     epx_plan_info_t info = {.size = sizeof info};
-    TH_OK(r, epx_plan_bytes(cfg, n_ranks, &bytes));
+    if (c->device == NULL) TH_OK(r, epx_plan_bytes(cfg, c->shape.n_ranks, &bytes));
+    else TH_OK(r, epx_group_plan_bytes(g, cfg, &bytes));
     TH_OK(r, epx_plan_info(p, &info));
     /* Rows of message peers arrive in region D, which a config alone does not tell. */
     int by_messages = strcmp(info.transport, "ucx") == 0 || strcmp(info.transport, "fault") == 0;
@@ -448,7 +550,7 @@ int th_case_run(th_rank_t *r, epx_group_t *g, const th_case_t *c) {
     th_plan_config(c, &cfg);
     th_note(r, "%s, epx_plan_create", th_case_text(c, text, sizeof text));
     TH_OK(r, epx_plan_create(g, &cfg, &p));
-    int rc = check_bytes(r, p, &cfg, c->shape.n_ranks);
+    int rc = check_bytes(r, g, p, c, &cfg);
     for (int i = 0; rc == 0 && i < c->n_steps; i++)
         rc = th_step(r, p, c, epx_group_rank(g), (th_kind_t)((c->seed + (uint64_t)i) % TH_N_KINDS), th_mix(c->seed, (uint64_t)i),
                      &tally);

@@ -1,6 +1,7 @@
 /* Transport "self": a group of one rank; the slab is private memory. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "base/memory.h"
@@ -73,6 +74,14 @@ static void slab_free(epx_net_t *net, epx_slab_t *slab) {
     free(slab);
 }
 
+static epx_status_t pass(epx_net_t *net, const void *message, size_t n_bytes, int fd, void *out_messages, int *out_fds,
+                         uint64_t timeout_ns) {
+    (void)net, (void)fd, (void)timeout_ns;
+    memmove(out_messages, message, n_bytes);
+    out_fds[0] = -1;
+    return EPX_OK;
+}
+
 static int dead_rank(epx_net_t *net) {
     (void)net;
     return -1;
@@ -93,4 +102,5 @@ const epx_transport_t epx_transport_self = {
     slab_share,
     slab_free,
     dead_rank,
+    .pass = pass,
 };

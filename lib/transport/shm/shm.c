@@ -249,10 +249,10 @@ static epx_status_t send_slab(shm_net_t *n, shm_slab_t *s, int peer) {
     return st;
 }
 
-static epx_status_t receive_message(shm_net_t *n, int peer, uint64_t deadline, slab_message_t *m, int *out_fd) {
+static epx_status_t receive_message(shm_net_t *n, int peer, uint64_t deadline, void *m, size_t n_bytes, int *out_fd) {
     for (;;) {
         uint64_t now = epx_now_ns(), look = now + LOOK_NS;
-        epx_status_t st = shm_recv(n->fds[peer], m, sizeof *m, look < deadline ? look : deadline, out_fd);
+        epx_status_t st = shm_recv(n->fds[peer], m, n_bytes, look < deadline ? look : deadline, out_fd);
         if (st != EPX_ERR_TIMEOUT || now >= deadline) return st;
         EPX_TRY(check_peers(n));
     }
@@ -261,7 +261,7 @@ static epx_status_t receive_message(shm_net_t *n, int peer, uint64_t deadline, s
 static epx_status_t receive_slab(shm_net_t *n, shm_slab_t *s, int peer, uint64_t deadline) {
     slab_message_t m;
     int fd = -1;
-    EPX_TRY(receive_message(n, peer, deadline, &m, &fd));
+    EPX_TRY(receive_message(n, peer, deadline, &m, sizeof m, &fd));
     epx_status_t st = EPX_OK;
     if (same_process(&n->net.peers[peer], &n->net.peers[n->net.rank])) s->maps[peer] = m.map;
     else if (fd >= 0) st = shm_map_open(fd, s->slab.bytes, &s->maps[peer]);
@@ -283,9 +283,9 @@ typedef struct {
     char message[512];
 } first_failure_t;
 
-static void note(first_failure_t *f, epx_status_t st, const epx_net_t *net, int r) {
+static void note(first_failure_t *f, epx_status_t st, const epx_net_t *net, const char *what, int r) {
     if (st >= 0 || f->status < 0) return;
-    f->status = epx_fail_context(st, "slab of rank %d (pid %lld)", r, (long long)net->peers[r].pid);
+    f->status = epx_fail_context(st, "%s of rank %d (pid %lld)", what, r, (long long)net->peers[r].pid);
     snprintf(f->message, sizeof f->message, "%s", epx_error_message());
 }
 
@@ -300,10 +300,27 @@ static epx_status_t slab_share(epx_net_t *net, epx_slab_t *slab, uint64_t timeou
     s->serial = ++n->serial;
     for (int i = 1; i < net->n_ranks; i++) {
         int to = (net->rank + i) % net->n_ranks, from = (net->rank + net->n_ranks - i) % net->n_ranks;
-        note(&f, send_slab(n, s, to), net, to);
-        note(&f, receive_slab(n, s, from, deadline), net, from);
+        note(&f, send_slab(n, s, to), net, "slab", to);
+        note(&f, receive_slab(n, s, from, deadline), net, "slab", from);
     }
     shm_map_close_fd(s->maps[net->rank]);
+    return f.status < 0 ? epx_fail(f.status, "%s", f.message) : EPX_OK;
+}
+
+static epx_status_t pass(epx_net_t *net, const void *message, size_t n_bytes, int fd, void *out_messages, int *out_fds,
+                         uint64_t timeout_ns) {
+    shm_net_t *n = (shm_net_t *)net;
+    uint64_t deadline = epx_now_ns() + timeout_ns;
+    first_failure_t f = {EPX_OK, ""};
+    char *out = out_messages;
+    for (int r = 0; r < net->n_ranks; r++) out_fds[r] = -1;
+    memmove(out + (size_t)net->rank * n_bytes, message, n_bytes);
+    for (int i = 1; i < net->n_ranks; i++) {
+        int to = (net->rank + i) % net->n_ranks, from = (net->rank + net->n_ranks - i) % net->n_ranks;
+        int thread = same_process(&net->peers[to], &net->peers[net->rank]);
+        note(&f, shm_send(n->fds[to], message, n_bytes, thread ? -1 : fd), net, "message", to);
+        note(&f, receive_message(n, from, deadline, out + (size_t)from * n_bytes, n_bytes, &out_fds[from]), net, "message", from);
+    }
     return f.status < 0 ? epx_fail(f.status, "%s", f.message) : EPX_OK;
 }
 
@@ -322,4 +339,5 @@ const epx_transport_t epx_transport_shm = {
     slab_share,
     slab_free,
     dead_rank,
+    .pass = pass,
 };
