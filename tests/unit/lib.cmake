@@ -3,6 +3,7 @@ epx_add_test(NAME unit_lib_backends SOURCES ${lib_tests}/lib_backends_test.c LIB
 epx_add_test(NAME unit_lib_failure SOURCES ${lib_tests}/lib_failure_test.c LIBS epx_static LABELS unit)
 epx_add_test(NAME unit_lib_rows SOURCES ${lib_tests}/lib_rows_test.c LIBS epx_static LABELS unit)
 epx_add_test(NAME unit_lib_plan SOURCES ${lib_tests}/lib_plan_test.c LIBS epx_static LABELS unit)
-foreach(t unit_lib_rows unit_lib_plan)
+epx_add_test(NAME unit_lib_gpu SOURCES ${lib_tests}/lib_gpu_test.c LIBS epx_static LABELS unit)
+foreach(t unit_lib_rows unit_lib_plan unit_lib_gpu)
   target_include_directories(${t} PRIVATE ${PROJECT_SOURCE_DIR}/lib)
 endforeach()
