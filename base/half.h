@@ -24,8 +24,8 @@ static inline uint16_t epx_f32_to_bf16(float f) {
     return (uint16_t)((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
 }
 float epx_f16_to_f32(uint16_t h);
-uint16_t epx_f32_to_f16(float f);     /* overflow: infinity */
+uint16_t epx_f32_to_f16(float f); /* overflow: infinity */
 float epx_e4m3_to_f32(uint8_t b);
-uint8_t epx_f32_to_e4m3(float f);     /* saturates at +-448; infinities too */
+uint8_t epx_f32_to_e4m3(float f); /* saturates at +-448; infinities too */
 
 #endif

@@ -22,7 +22,8 @@ static inline void epx_philox4x32(const uint32_t counter[4], const uint32_t key[
 }
 /* The idx-th 32-bit word of the stream `seed`. */
 static inline uint32_t epx_philox_u32(uint64_t seed, uint64_t idx) {
-    uint32_t c[4] = {(uint32_t)(idx / 4), (uint32_t)((idx / 4) >> 32), 0, 0}, k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)}, o[4];
+    uint32_t c[4] = {(uint32_t)(idx / 4), (uint32_t)((idx / 4) >> 32), 0, 0}, k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)},
+             o[4];
     epx_philox4x32(c, k, o);
     return o[idx % 4];
 }

@@ -16,21 +16,21 @@ epx_status_t epx_fail_context(epx_status_t s, const char *fmt, ...) EPX_PRINTF(2
 const char *epx_error_message(void);
 
 /* Return from the calling function when `expr` is negative. */
-#define EPX_TRY(expr)                     \
-    do {                                  \
-        epx_status_t try_s_ = (expr);     \
-        if (try_s_ < 0) return try_s_;    \
+#define EPX_TRY(expr)                  \
+    do {                               \
+        epx_status_t try_s_ = (expr);  \
+        if (try_s_ < 0) return try_s_; \
     } while (0)
 /* Jump to `label` with `var` set when `expr` is negative. */
-#define EPX_TRY_GOTO(var, expr, label)    \
-    do {                                  \
-        (var) = (expr);                   \
-        if ((var) < 0) goto label;        \
+#define EPX_TRY_GOTO(var, expr, label) \
+    do {                               \
+        (var) = (expr);                \
+        if ((var) < 0) goto label;     \
     } while (0)
 
 /* Our own invariants only, never for input. Aborts the process in debug and release alike. */
-#define EPX_ASSERT(cond)                                                       \
-    do {                                                                       \
+#define EPX_ASSERT(cond)                                                         \
+    do {                                                                         \
         if (EPX_UNLIKELY(!(cond))) epx_assert_failed(#cond, __FILE__, __LINE__); \
     } while (0)
 void epx_assert_failed(const char *cond, const char *file, int line) __attribute__((noreturn));

@@ -81,10 +81,8 @@ epx_status_t epx_read_file(const char *path, size_t max_bytes, char **out_data, 
     FILE *f;
     EPX_TRY(open_regular(path, &f));
     while (st == EPX_OK && (n = fread(block, 1, sizeof block, f)) > 0) {
-        if (n > max_bytes - s.n_bytes)
-            st = epx_fail(EPX_ERR_FORMAT, "%s: larger than the limit of %zu bytes", path, max_bytes);
-        else
-            st = epx_str_append(&s, block, n);
+        if (n > max_bytes - s.n_bytes) st = epx_fail(EPX_ERR_FORMAT, "%s: larger than the limit of %zu bytes", path, max_bytes);
+        else st = epx_str_append(&s, block, n);
     }
     if (st == EPX_OK && ferror(f)) st = epx_fail_errno(EPX_ERR_IO, errno, "%s", path);
     fclose(f);

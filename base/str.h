@@ -8,7 +8,7 @@
 
 /* Owned, always NUL-terminated once non-empty; zero-initialise with {0}; may hold NUL bytes. */
 typedef struct {
-    char *data;   /* owned; NULL while empty */
+    char *data; /* owned; NULL while empty */
     size_t n_bytes;
     size_t cap_bytes;
 } epx_str_t;
@@ -22,7 +22,7 @@ void epx_str_fini(epx_str_t *s);
 const char *epx_str_z(const epx_str_t *s);
 
 /* Whole regular file into memory, NUL-terminated, at most max_bytes; anything else, a FIFO too, is refused at once.
-   *out_data is owned by the caller (free). */
+ *out_data is owned by the caller (free). */
 epx_status_t epx_read_file(const char *path, size_t max_bytes, char **out_data, size_t *out_bytes);
 /* Edit distance of two short words, for "did you mean". */
 int epx_edit_distance(const char *a, const char *b);

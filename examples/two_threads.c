@@ -21,7 +21,7 @@ static void *run(void *world) {
     if (s == EPX_OK) s = epx_dispatch(plan, &io);             /* row[0] is now the token of the other thread */
     for (int h = 0; h < 4 && count == 1; h++) row[0][h] *= 2; /* our expert */
     io.x = row, io.out_x = answer;
-    if (s == EPX_OK) s = epx_combine(plan, &io);              /* answer is our token, doubled by the other thread */
+    if (s == EPX_OK) s = epx_combine(plan, &io); /* answer is our token, doubled by the other thread */
     if (s == EPX_OK) printf("rank %d sent %g and got %g back\n", rank, token[0], answer[0]);
     else fprintf(stderr, "rank %d: %s\n", rank, epx_last_error());
     epx_plan_destroy(plan);

@@ -53,8 +53,8 @@ EPX_API void epx_set_log(epx_log_fn fn, void *ctx);
 /* ---- world ---- */
 
 typedef struct {
-    uint32_t size;       /* sizeof(epx_world_config_t), set by epx_world_config_init() */
-    int rank, n_ranks;   /* -1: take from the bootstrap */
+    uint32_t size;         /* sizeof(epx_world_config_t), set by epx_world_config_init() */
+    int rank, n_ranks;     /* -1: take from the bootstrap */
     const char *bootstrap; /* NULL with the two callbacks; "self" (one rank); "tcp:HOST:PORT" (rank 0 listens there, rank and
                               n_ranks are given, EPX_JOIN_TOKEN is the shared secret); "env" (a launcher's variables) */
     /* Every rank gives n_bytes (at most 2 KiB); out_all receives n_ranks * n_bytes in rank order. EPX_OK or a negative
@@ -89,9 +89,9 @@ EPX_API void epx_world_destroy(epx_world_t *w);
 /* ---- group ---- */
 
 typedef enum {
-    EPX_LINK_SELF = 1u << 0,    /* same rank */
-    EPX_LINK_MAPPED = 1u << 1,  /* peers' memory is mapped: load/store */
-    EPX_LINK_MESSAGE = 1u << 2  /* peers are reached by messages */
+    EPX_LINK_SELF = 1u << 0,   /* same rank */
+    EPX_LINK_MAPPED = 1u << 1, /* peers' memory is mapped: load/store */
+    EPX_LINK_MESSAGE = 1u << 2 /* peers are reached by messages */
 } epx_link_t;
 
 typedef struct {
@@ -124,9 +124,9 @@ EPX_API epx_status_t epx_group_caps(const epx_group_t *g, epx_group_caps_t *out_
  * Returns EPX_ERR_ARG (nothing was sent); EPX_ERR_TIMEOUT or EPX_ERR_PEER naming the peer, EPX_ERR_ABORTED when another rank
  * gave up, EPX_ERR_MISMATCH when n_bytes differ: after those the group is lost and every later call on it fails. */
 EPX_API epx_status_t epx_group_allgather(epx_group_t *g, const void *mine, size_t n_bytes, void *out_all, uint64_t timeout_ns);
-/* Mark another rank of the group as dead (alive 0) or take that back; it must have stopped for good. Local: every living rank makes
- * the same calls, then epx_plan_recover() on each plan, from where on the plan's exchanges leave the rank out. From now on its death is no news, and
- * epx_group_allgather() gives zeros as its record. EPX_ERR_ARG: rank. */
+/* Mark another rank of the group as dead (alive 0) or take that back; it must have stopped for good. Local: every living rank
+ * makes the same calls, then epx_plan_recover() on each plan, from where on the plan's exchanges leave the rank out. From now on
+ * its death is no news, and epx_group_allgather() gives zeros as its record. EPX_ERR_ARG: rank. */
 EPX_API epx_status_t epx_group_mask(epx_group_t *g, int rank, int alive);
 /* Which peer this group has found dead (group rank), or -1. Never blocks. Ranks that are threads of one process die together. */
 EPX_API int epx_group_dead_rank(epx_group_t *g);
@@ -158,85 +158,85 @@ typedef enum { EPX_SCALE_F32 = 0, EPX_SCALE_UE8M0 = 1 } epx_scale_format_t;
 typedef enum { EPX_SCALE_ROW_MAJOR = 0, EPX_SCALE_COL_MAJOR = 1 } epx_scale_layout_t;
 
 typedef struct {
-    uint32_t size;                   /* sizeof(epx_plan_config_t), set by epx_plan_config_init() */
-    int max_tokens;                  /* largest T of any rank, >= 1 */
-    int hidden;                      /* H, >= 1 */
-    int top_k;                       /* K, 1 .. EPX_MAX_TOP_K */
-    int n_experts;                   /* E, logical experts, >= 1 */
-    int n_slots;                     /* physical slots, >= E; 0: E. With more slots than experts some experts have copies: which of
-                                        them serves a token depends on source rank and token only */
-    const int *slot_rank;            /* [n_slots] slot -> group rank; NULL: even split, n_slots % W first ranks get one more */
-    const int *slot_expert;          /* [n_slots] slot -> logical expert, each at least once; NULL: slot % E */
-    uint64_t placement_version;      /* of the two tables above */
-    epx_dtype_t token_dtype;         /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
-                                        with fp8 tokens those have combine_dtype, which must then be stated, or, when that is
-                                        fp8 too, expert_dtype */
-    epx_dtype_t wire_dtype;          /* of rows on the wire and in the output: equal to token_dtype, or fp8 (cast fused) */
-    epx_dtype_t expert_dtype;        /* of the expert outputs: f32, bf16, f16; EPX_BYTES: combine_dtype, or token_dtype when
-                                        combine_dtype is fp8 */
-    epx_dtype_t combine_dtype;       /* of rows on the wire back: f32, bf16, f16, fp8 (with scales); EPX_BYTES: token_dtype */
-    int scale_block;                 /* channels per fp8 scale, 1 .. 512; 128 */
+    uint32_t size;              /* sizeof(epx_plan_config_t), set by epx_plan_config_init() */
+    int max_tokens;             /* largest T of any rank, >= 1 */
+    int hidden;                 /* H, >= 1 */
+    int top_k;                  /* K, 1 .. EPX_MAX_TOP_K */
+    int n_experts;              /* E, logical experts, >= 1 */
+    int n_slots;                /* physical slots, >= E; 0: E. With more slots than experts some experts have copies: which of
+                                   them serves a token depends on source rank and token only */
+    const int *slot_rank;       /* [n_slots] slot -> group rank; NULL: even split, n_slots % W first ranks get one more */
+    const int *slot_expert;     /* [n_slots] slot -> logical expert, each at least once; NULL: slot % E */
+    uint64_t placement_version; /* of the two tables above */
+    epx_dtype_t token_dtype;    /* of io->x at dispatch: f32, bf16, f16, fp8. Also of the result of combine and of io->add;
+                                   with fp8 tokens those have combine_dtype, which must then be stated, or, when that is
+                                   fp8 too, expert_dtype */
+    epx_dtype_t wire_dtype;     /* of rows on the wire and in the output: equal to token_dtype, or fp8 (cast fused) */
+    epx_dtype_t expert_dtype;   /* of the expert outputs: f32, bf16, f16; EPX_BYTES: combine_dtype, or token_dtype when
+                                   combine_dtype is fp8 */
+    epx_dtype_t combine_dtype;  /* of rows on the wire back: f32, bf16, f16, fp8 (with scales); EPX_BYTES: token_dtype */
+    int scale_block;            /* channels per fp8 scale, 1 .. 512; 128 */
     epx_scale_format_t scale_format;
     epx_scale_layout_t scale_layout;
     epx_layout_t layout;
-    int align;                       /* CONTIGUOUS: rows of an expert are padded to a multiple of this; else 1 */
+    int align; /* CONTIGUOUS: rows of an expert are padded to a multiple of this; else 1 */
     epx_combine_t combine;
-    int replicate;                   /* this many consecutive ranks hold the same tokens (pplx's dp_size) and all get the
-                                        results, each row is computed once; divides W; 1: none */
-    int n_channels;                  /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
-    int n_blocks;                    /* GPU blocks per kernel; 0: chosen */
-    int renormalize;                 /* masked peers: scale a token's remaining weights to the old sum; 0 or 1 */
-    const char *backend;             /* "onesided", "collective", "ref"; NULL or "auto": chosen */
-    uint64_t timeout_ns;             /* of every wait; 0: 10 s */
-    int debug;                       /* 1: canaries between slab regions, checksums of rows; also by EPX_DEBUG=1 in the environment */
+    int replicate;       /* this many consecutive ranks hold the same tokens (pplx's dp_size) and all get the
+                            results, each row is computed once; divides W; 1: none */
+    int n_channels;      /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
+    int n_blocks;        /* GPU blocks per kernel; 0: chosen */
+    int renormalize;     /* masked peers: scale a token's remaining weights to the old sum; 0 or 1 */
+    const char *backend; /* "onesided", "collective", "ref"; NULL or "auto": chosen */
+    uint64_t timeout_ns; /* of every wait; 0: 10 s */
+    int debug;           /* 1: canaries between slab regions, checksums of rows; also by EPX_DEBUG=1 in the environment */
 } epx_plan_config_t;
 
 typedef struct {
     /* Inputs are read before the call that takes them returns and may be reused then, except epx_plan_input() itself. */
-    uint32_t size;               /* sizeof(epx_io_t), set by epx_io_init() */
-    const void *x;               /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
-                                    LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, row_cap, H], CONTIGUOUS [rows, H] */
-    const float *x_scale;        /* caller-quantised fp8 only: [T, info.scale_words] words, f32 or UE8M0 codes */
-    const int32_t *ids;          /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
-    const float *weights;        /* dispatch: [T, K] */
-    int n_tokens;                /* T, 0 .. max_tokens; 0 is an ordinary call */
+    uint32_t size;                   /* sizeof(epx_io_t), set by epx_io_init() */
+    const void *x;                   /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
+                                        LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, row_cap, H], CONTIGUOUS [rows, H] */
+    const float *x_scale;            /* caller-quantised fp8 only: [T, info.scale_words] words, f32 or UE8M0 codes */
+    const int32_t *ids;              /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
+    const float *weights;            /* dispatch: [T, K] */
+    int n_tokens;                    /* T, 0 .. max_tokens; 0 is an ordinary call */
     const uint32_t *n_tokens_device; /* GPU: if set, overrides n_tokens */
-    void *out_x;                 /* dispatch_recv: expert rows (NULL with LISTS); combine_recv: [T, H] token dtype */
-    float *out_scale;            /* dispatch_recv, fp8 wire, not LISTS: words of the scales, see epx_scale_layout_t */
-    int32_t *out_counts;         /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
-    int32_t *out_histogram;      /* dispatch_recv: [E] (token, expert) rows over all ranks; NULL: not wanted */
-    const void *add;             /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
-    void *stream;                /* CUDA stream; NULL on CPU */
-    int channel;                 /* 0 .. n_channels - 1 */
+    void *out_x;                     /* dispatch_recv: expert rows (NULL with LISTS); combine_recv: [T, H] token dtype */
+    float *out_scale;                /* dispatch_recv, fp8 wire, not LISTS: words of the scales, see epx_scale_layout_t */
+    int32_t *out_counts;             /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
+    int32_t *out_histogram;          /* dispatch_recv: [E] (token, expert) rows over all ranks; NULL: not wanted */
+    const void *add; /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
+    void *stream;    /* CUDA stream; NULL on CPU */
+    int channel;     /* 0 .. n_channels - 1 */
 } epx_io_t;
 
 typedef struct {
-    uint32_t size;             /* sizeof, set by the caller */
-    const char *backend;       /* "onesided", ... */
+    uint32_t size;       /* sizeof, set by the caller */
+    const char *backend; /* "onesided", ... */
     const char *transport;
-    int n_local_experts;       /* El, slots of this rank, of the exchange in flight on channel 0, else of the next */
+    int n_local_experts;        /* El, slots of this rank, of the exchange in flight on channel 0, else of the next */
     uint64_t placement_version; /* of the same */
-    int row_cap;               /* rows per expert in EXPERT_MAJOR: W / replicate * max_tokens */
-    size_t max_rows;           /* rows that dispatch output and expert outputs can have in the plan's layout */
-    size_t scale_words;        /* 32-bit words that hold the scales of a row; 0 without an fp8 wire */
-    size_t scale_gap;          /* words between neighbouring scale words of a row in io->out_scale */
-    size_t slab_bytes;         /* shared with peers, per rank */
-    size_t private_bytes;      /* lists and tables, per rank */
-    uint64_t epoch;            /* exchanges completed on channel 0 */
+    int row_cap;                /* rows per expert in EXPERT_MAJOR: W / replicate * max_tokens */
+    size_t max_rows;            /* rows that dispatch output and expert outputs can have in the plan's layout */
+    size_t scale_words;         /* 32-bit words that hold the scales of a row; 0 without an fp8 wire */
+    size_t scale_gap;           /* words between neighbouring scale words of a row in io->out_scale */
+    size_t slab_bytes;          /* shared with peers, per rank */
+    size_t private_bytes;       /* lists and tables, per rank */
+    uint64_t epoch;             /* exchanges completed on channel 0 */
 } epx_plan_info_t;
 
 typedef struct {
-    uint32_t size;                  /* sizeof, set by the caller */
-    int n_ranks;                    /* W: filled length of the arrays */
+    uint32_t size; /* sizeof, set by the caller */
+    int n_ranks;   /* W: filled length of the arrays */
     uint64_t n_dispatches, n_combines;
     /* Routed rows, a property of the ids: the same for every backend. */
-    uint64_t *rows_sent;            /* [W] caller's array or NULL: (token, rank) pairs to each rank since create, own included; with
-                                       replicate each pair counts at the rank whose copy is read */
-    uint64_t *rows_received;        /* [W] caller's array or NULL: the same from each rank */
+    uint64_t *rows_sent;     /* [W] caller's array or NULL: (token, rank) pairs to each rank since create, own included; with
+                                replicate each pair counts at the rank whose copy is read */
+    uint64_t *rows_received; /* [W] caller's array or NULL: the same from each rank */
     /* Logical bytes that this backend moves to other ranks, since create; 0 for "ref". */
-    uint64_t dispatch_bytes;        /* rows, scales and routing tables; a row read in place by r ranks counts r times */
-    uint64_t combine_bytes;         /* rows back */
-    uint64_t wait_ns;               /* time spent waiting for peers */
+    uint64_t dispatch_bytes; /* rows, scales and routing tables; a row read in place by r ranks counts r times */
+    uint64_t combine_bytes;  /* rows back */
+    uint64_t wait_ns;        /* time spent waiting for peers */
 } epx_plan_stats_t;
 
 /* Defaults: f32 tokens and wire, expert and combine dtype EPX_BYTES (same), scale_block 128, align, replicate and n_channels 1,
@@ -257,7 +257,8 @@ EPX_API epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_c
 EPX_API epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan);
 /* Strings in *out_info are static. */
 EPX_API epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info);
-/* Counters since create. On devices the rows and bytes are 0: only the device knows them. Not for use from a second thread while a step runs. */
+/* Counters since create. On devices the rows and bytes are 0: only the device knows them. Not for use from a second thread while
+ * a step runs. */
 EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout_stats);
 
 /* Rows [max_tokens, H] of token dtype inside the plan's slab, 64-byte aligned. Pass as io->x and dispatch copies nothing
@@ -267,8 +268,8 @@ EPX_API epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x);
 /* Legal between dispatch_recv and combine_send of the channel, with EPX_LAYOUT_LISTS; else EPX_ERR_STATE. */
 EPX_API epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists);
 
-/* Where each local expert's rows start in dispatch output and expert outputs, in rows: *out_off is [El + 1], the last entry is the
- * number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. */
+/* Where each local expert's rows start in dispatch output and expert outputs, in rows: *out_off is [El + 1], the last entry is
+ * the number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. */
 EPX_API epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off);
 
 /* The four halves, in this order on each channel. Collective: every rank makes every call, also with no tokens.
@@ -290,20 +291,20 @@ EPX_API epx_status_t epx_plan_poll(epx_plan_t *p);
 /* Make every pending and later call on this plan fail with EPX_ERR_ABORTED, on all ranks that can be reached. */
 EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
 /* Make an aborted plan usable again: open exchanges are forgotten, all channels of all ranks go on with the same epoch, and ranks
- * that epx_group_mask() marks take no part any more. Also ends the loss of the group's all-gather. Collective over the living ranks,
- * which must have left every call of the plan and the group; no other thread uses the plan. Masked ranks cannot come back to it.
- * Returns EPX_ERR_PEER (a dead rank is not masked), _TIMEOUT, _MISMATCH (the ranks masked differ): the plan stays aborted;
+ * that epx_group_mask() marks take no part any more. Also ends the loss of the group's all-gather. Collective over the living
+ * ranks, which must have left every call of the plan and the group; no other thread uses the plan. Masked ranks cannot come back
+ * to it. Returns EPX_ERR_PEER (a dead rank is not masked), _TIMEOUT, _MISMATCH (the ranks masked differ): the plan stays aborted;
  * _UNSUPPORTED when ranks are reached by messages. */
 EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
-/* After masking: how many tokens of the exchange begun last on this channel have places that no living rank computes, and for each
- * token how many ([n_tokens], borrowed until the next dispatch_send; only written once a rank is masked; NULL: not wanted). Such
- * places add nothing to the result. */
+/* After masking: how many tokens of the exchange begun last on this channel have places that no living rank computes, and for
+ * each token how many ([n_tokens], borrowed until the next dispatch_send; only written once a rank is masked; NULL: not wanted).
+ * Such places add nothing to the result. */
 EPX_API epx_status_t epx_plan_missing(epx_plan_t *p, int channel, int *out_n_tokens, const uint8_t **out_places);
-/* New placement tables [n_slots] (NULL as in the config), in force for exchanges `epoch`, epoch + 1, ... of every channel; earlier
- * ones use the old tables. Collective over the group, at the same place between the calls of all ranks; not on the step path. The
- * caller moves the weights. Returns EPX_ERR_ARG (tables; version not above the present one; an epoch that has begun on some rank),
- * _CAPACITY (more slots on a rank than any had at create), _STATE (the placement before is not in force yet), _MISMATCH (ranks
- * gave different things); the failure of one rank is that of all, and nothing has changed. */
+/* New placement tables [n_slots] (NULL as in the config), in force for exchanges `epoch`, epoch + 1, ... of every channel;
+ * earlier ones use the old tables. Collective over the group, at the same place between the calls of all ranks; not on the step
+ * path. The caller moves the weights. Returns EPX_ERR_ARG (tables; version not above the present one; an epoch that has begun on
+ * some rank), _CAPACITY (more slots on a rank than any had at create), _STATE (the placement before is not in force yet),
+ * _MISMATCH (ranks gave different things); the failure of one rank is that of all, and nothing has changed. */
 EPX_API epx_status_t epx_plan_set_placement(epx_plan_t *p, const int *slot_rank, const int *slot_expert, uint64_t version,
                                             uint64_t epoch);
 /* Collective unless the plan was aborted or a peer died: waits (bounded by timeout_ns) until no peer uses the slab. Before
@@ -313,7 +314,7 @@ EPX_API void epx_plan_destroy(epx_plan_t *p);
 /* ---- what is there ---- */
 
 typedef struct {
-    const char *kind;   /* "transport", "backend", "device" */
+    const char *kind; /* "transport", "backend", "device" */
     const char *name;
     int available;      /* on this machine, in this build */
     const char *detail; /* what it is, or why it is not available */

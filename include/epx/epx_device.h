@@ -22,7 +22,7 @@ typedef struct {
     const void *const *row_base;     /* [W] */
     const float *const *scale_base;  /* [W]; NULL unless the wire dtype is fp8 */
     uint64_t row_stride_bytes;
-    uint64_t scale_stride;           /* in floats */
+    uint64_t scale_stride; /* in floats */
 } epx_lists_t;
 
 #endif

@@ -57,7 +57,8 @@ static epx_status_t arrive(meeting_t *m) {
 static epx_status_t copy_all(const meeting_t *m, size_t n_bytes, void *out_all) {
     for (int r = 0; r < m->n_ranks; r++)
         if (m->seats[r].n_bytes != n_bytes)
-            return epx_fail(EPX_ERR_MISMATCH, "all-gather of %zu bytes, and of %zu bytes on rank %d", n_bytes, m->seats[r].n_bytes, r);
+            return epx_fail(EPX_ERR_MISMATCH, "all-gather of %zu bytes, and of %zu bytes on rank %d", n_bytes,
+                            m->seats[r].n_bytes, r);
     for (int r = 0; n_bytes > 0 && r < m->n_ranks; r++) memcpy((char *)out_all + (size_t)r * n_bytes, m->seats[r].mine, n_bytes);
     return EPX_OK;
 }

@@ -17,10 +17,10 @@ struct epx_world {
 
 struct epx_group {
     int rank, n_ranks;
-    epx_peer_t *peers;   /* [n_ranks] in group order, owned */
-    epx_net_t *net;      /* owned */
+    epx_peer_t *peers;             /* [n_ranks] in group order, owned */
+    epx_net_t *net;                /* owned */
     const epx_device_link_t *link; /* of a group on devices; else NULL */
-    epx_slab_t *ctl;     /* owned: records of epx_group_allgather() */
+    epx_slab_t *ctl;               /* owned: records of epx_group_allgather() */
     uint64_t *records;   /* owned, EPX_GROUP_RECORD_BYTES a rank: set-up calls gather here, so that none fails for lack of memory
                             before it has taken part */
     uint8_t *masked;     /* [n_ranks] owned; 1: takes no part any more, its death is no news. net->masked is the same */

@@ -99,7 +99,8 @@ static epx_status_t open_local(const epx_world_t *w, epx_group_t *g, int device,
     if (s < 0) return epx_fail_context(s, "device is %d", device);
     EPX_TRY(epx_select_transport(device >= 0 ? NULL : w->transports, g->peers, g->n_ranks, &t));
     if (device >= 0 && t->pass == NULL)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "a group on devices has ranks on several hosts (transport %s); legal: ranks of one host", t->name);
+        return epx_fail(EPX_ERR_UNSUPPORTED,
+                        "a group on devices has ranks on several hosts (transport %s); legal: ranks of one host", t->name);
     EPX_TRY(t->open(g->rank, g->n_ranks, g->peers, &g->net, card));
     g->net->masked = g->masked;
     g->net->transport = t; /* before anything that may look at messages */

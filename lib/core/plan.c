@@ -95,7 +95,8 @@ static void carve(const sizes_t *z, const epx_plan_config_t *c, int n_ranks, are
     p->rows_sent = take(a, w, sizeof *p->rows_sent);
     p->rows_received = take(a, w, sizeof *p->rows_received);
     p->channels = take(a, (size_t)c->n_channels, sizeof *p->channels);
-    for (int i = 0; z->a2a->device == NULL && i < c->n_channels; i++) carve_channel(z, c, w, a, p->channels == NULL ? &unused : &p->channels[i]);
+    for (int i = 0; z->a2a->device == NULL && i < c->n_channels; i++)
+        carve_channel(z, c, w, a, p->channels == NULL ? &unused : &p->channels[i]);
     p->backend_block = take(a, z->backend_bytes, 1);
 }
 
@@ -141,7 +142,8 @@ static epx_status_t measure(const epx_net_t *net, const epx_plan_config_t *c, in
     carve(z, c, n_ranks, &count, &nowhere);
     if (!count.ok) return epx_fail(EPX_ERR_CAPACITY, "the private tables do not fit the address space");
     z->private_bytes = count.at;
-    if (a2a->device != NULL) a2a->device->bytes(net, c, z->n_local_max, z->row_max, &z->device_slab_bytes, &z->device_private_bytes);
+    if (a2a->device != NULL)
+        a2a->device->bytes(net, c, z->n_local_max, z->row_max, &z->device_slab_bytes, &z->device_private_bytes);
     return EPX_OK;
 }
 
@@ -395,7 +397,8 @@ epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_of
     if (p == NULL || out_off == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_off");
     EPX_TRY(check_channel(p, channel));
     if (p->a2a->device != NULL)
-        return epx_unsupported_call("epx_plan_offsets on devices", "use expert_off of epx_plan_lists(), or row_cap rows an expert");
+        return epx_unsupported_call("epx_plan_offsets on devices",
+                                    "use expert_off of epx_plan_lists(), or row_cap rows an expert");
     if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
         return epx_fail(EPX_ERR_STATE, "epx_plan_offsets is legal between dispatch_recv and combine_send only");
     *out_off = p->channels[channel].routes.out_off;

@@ -133,7 +133,8 @@ static void reset(epx_plan_t *p, const recover_word_t *w) {
 }
 
 static epx_status_t check_recover(const epx_plan_t *p) {
-    if (p->a2a->device != NULL) return epx_unsupported_call("epx_plan_recover on devices", "destroy the plan and create a new one");
+    if (p->a2a->device != NULL)
+        return epx_unsupported_call("epx_plan_recover on devices", "destroy the plan and create a new one");
     if (p->net->n_messages > 0)
         return epx_fail(EPX_ERR_UNSUPPORTED,
                         "epx_plan_recover: %d ranks are reached by messages, which may still be under way; "

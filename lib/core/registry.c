@@ -144,9 +144,12 @@ epx_status_t epx_component(int i, epx_component_t *out) {
     if (out == NULL) return epx_fail(EPX_ERR_ARG, "out is NULL");
     if (n >= 0 && n < N_TRANSPORTS) *out = transport_row(n);
     else if ((n -= N_TRANSPORTS) >= 0 && n < N_LINKS) *out = link_row(n);
-    else if ((n -= N_LINKS) >= 0 && n < N_BACKENDS) *out = (epx_component_t){"backend", backends[n]->name, 1, backends[n]->detail};
+    else if ((n -= N_LINKS) >= 0 && n < N_BACKENDS)
+        *out = (epx_component_t){"backend", backends[n]->name, 1, backends[n]->detail};
     else if ((n -= N_BACKENDS) >= 0 && n < N_ABSENT) *out = absent[n];
-    else if ((n -= N_ABSENT) >= 0 && n < N_WRAPPERS) *out = (epx_component_t){"wrapper", wrappers[n]->name, 1, wrappers[n]->detail};
-    else if ((n -= N_WRAPPERS) < 0 || device_row(n, out) < 0) return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are fewer", i);
+    else if ((n -= N_ABSENT) >= 0 && n < N_WRAPPERS)
+        *out = (epx_component_t){"wrapper", wrappers[n]->name, 1, wrappers[n]->detail};
+    else if ((n -= N_WRAPPERS) < 0 || device_row(n, out) < 0)
+        return epx_fail(EPX_ERR_NOT_FOUND, "component %d; there are fewer", i);
     return EPX_OK;
 }

@@ -1,5 +1,5 @@
-/* Argument checks of the four halves for plans on devices. Pointers are device memory: their values are checked, not what they point
- * to. Ids outside the experts count as -1 on the device. Pure. */
+/* Argument checks of the four halves for plans on devices. Pointers are device memory: their values are checked, not what they
+ * point to. Ids outside the experts count as -1 on the device. Pure. */
 #include "base/status.h"
 #include "core/core.h"
 #include "spi/unsupported.h"
@@ -17,8 +17,10 @@ static epx_status_t need(const void *ptr, const char *field, size_t bytes) {
 
 epx_status_t epx_validate_device_dispatch_send(const epx_plan_t *p, const epx_io_t *io) {
     if (io->x_scale != NULL)
-        return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3", epx_dtype_name(p->cfg.token_dtype));
-    if (io->n_tokens < 0) return epx_fail(EPX_ERR_ARG, "n_tokens is %d; legal: 0 to max_tokens = %d", io->n_tokens, p->cfg.max_tokens);
+        return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3",
+                        epx_dtype_name(p->cfg.token_dtype));
+    if (io->n_tokens < 0)
+        return epx_fail(EPX_ERR_ARG, "n_tokens is %d; legal: 0 to max_tokens = %d", io->n_tokens, p->cfg.max_tokens);
     if (io->n_tokens > p->cfg.max_tokens)
         return epx_fail(EPX_ERR_CAPACITY, "n_tokens is %d; the plan was created for at most max_tokens = %d", io->n_tokens,
                         p->cfg.max_tokens);
@@ -38,7 +40,8 @@ epx_status_t epx_validate_device_dispatch_recv(const epx_plan_t *p, const epx_io
         return EPX_OK;
     }
     if (p->layout.n_scales == 0 && io->out_scale != NULL)
-        return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3", epx_dtype_name(p->cfg.wire_dtype));
+        return epx_fail(EPX_ERR_ARG, "io->out_scale is set with wire_dtype %s; legal: only with fp8_e4m3",
+                        epx_dtype_name(p->cfg.wire_dtype));
     if (epx_plan_place(p, io->channel)->n_local == 0) return EPX_OK;
     EPX_TRY(need(io->out_x, "out_x", 16));
     EPX_TRY(need(io->out_counts, "out_counts", sizeof(int32_t)));

@@ -84,15 +84,16 @@ struct epx_plan {
 
 /* What a backend on devices provides besides; its slab is device memory, the plan's host slab only a head. */
 typedef struct {
-    /* Bytes of device memory of a valid config, shared with peers and private. n_local_max, row_max: of the rank with most experts. */
+    /* Bytes of device memory of a valid config, shared with peers and private. n_local_max, row_max: of the rank with most
+     * experts. */
     void (*bytes)(const epx_net_t *net, const epx_plan_config_t *cfg, int n_local_max, size_t row_max, uint64_t *out_slab,
                   uint64_t *out_private);
-    epx_status_t (*open)(epx_plan_t *p, int n_local_max);       /* local */
-    epx_status_t (*share)(epx_plan_t *p, uint64_t timeout_ns);  /* collective, also when it fails on one rank */
-    void (*close)(epx_plan_t *p);                               /* also after a failed open */
-    void (*drain)(epx_plan_t *p);                               /* wait until the device has finished; bounded by the kernels' deadlines */
-    epx_status_t (*check)(epx_plan_t *p, int *out_about);       /* the device's first error, and the rank it is about. Never blocks */
-    void (*stop)(epx_plan_t *p);                                /* make kernels that wait, and later ones, return. Any thread */
+    epx_status_t (*open)(epx_plan_t *p, int n_local_max);      /* local */
+    epx_status_t (*share)(epx_plan_t *p, uint64_t timeout_ns); /* collective, also when it fails on one rank */
+    void (*close)(epx_plan_t *p);                              /* also after a failed open */
+    void (*drain)(epx_plan_t *p); /* wait until the device has finished; bounded by the kernels' deadlines */
+    epx_status_t (*check)(epx_plan_t *p, int *out_about); /* the device's first error, and the rank it is about. Never blocks */
+    void (*stop)(epx_plan_t *p);                          /* make kernels that wait, and later ones, return. Any thread */
     epx_status_t (*dispatch)(epx_plan_t *p, const epx_io_t *io); /* both halves in one launch */
     epx_status_t (*combine)(epx_plan_t *p, const epx_io_t *io);
 } epx_a2a_device_t;

@@ -14,9 +14,9 @@ enum { EPX_WIRE_PACKETS = 1u << 0, EPX_WIRE_BULK = 1u << 1 };
 /* The devices of one group; links embed it as their first member. The same on every rank, but for `device`. */
 typedef struct epx_device_net {
     const epx_device_link_t *link;
-    int device;       /* of this rank */
-    int max_blocks;   /* blocks per rank and kernel that are sure to run at once on every device of the group */
-    uint32_t wire;    /* EPX_WIRE_* */
+    int device;        /* of this rank */
+    int max_blocks;    /* blocks per rank and kernel that are sure to run at once on every device of the group */
+    uint32_t wire;     /* EPX_WIRE_* */
     int outlives_peer; /* a dead peer's memory stays readable: masking is possible */
 } epx_device_net_t;
 

@@ -13,7 +13,8 @@ static uint32_t dtype_bytes(int d) { return d == EPX_F32 ? 4 : d == EPX_FP8_E4M3
 static uint32_t packets(int hidden, int seg, uint32_t bytes, int scale_block) {
     uint32_t n = 0;
     for (int c = 0; c < hidden; c += seg) {
-        uint32_t ch = (uint32_t)(hidden - c < seg ? hidden - c : seg), scales = scale_block ? (ch + (uint32_t)scale_block - 1) / (uint32_t)scale_block : 0;
+        uint32_t ch = (uint32_t)(hidden - c < seg ? hidden - c : seg),
+                 scales = scale_block ? (ch + (uint32_t)scale_block - 1) / (uint32_t)scale_block : 0;
         n += (ch * bytes + scales * 4 + 11) / 12;
     }
     return n;
@@ -26,7 +27,8 @@ void epx_gpu_layout(epx_gpu_plan_t *p, int scale_block) {
     int fp8 = p->wire_dtype == EPX_FP8_E4M3;
     l->n_scales = fp8 ? (uint32_t)((p->hidden + scale_block - 1) / scale_block) : 0;
     l->d_scale_off = fp8 ? (uint32_t)up((uint64_t)p->hidden, 16) : 0;
-    l->d_row_bytes = (uint32_t)up(fp8 ? l->d_scale_off + 4ull * l->n_scales : (uint64_t)p->hidden * dtype_bytes(p->wire_dtype), 16);
+    l->d_row_bytes =
+        (uint32_t)up(fp8 ? l->d_scale_off + 4ull * l->n_scales : (uint64_t)p->hidden * dtype_bytes(p->wire_dtype), 16);
     l->c_row_bytes = (uint32_t)up((uint64_t)p->hidden * dtype_bytes(p->combine_dtype), 16);
     l->d_packets = packets(p->hidden, EPX_GPU_SEG_D, fp8 ? 1 : dtype_bytes(p->wire_dtype), fp8 ? scale_block : 0);
     l->c_packets = packets(p->hidden, EPX_GPU_SEG_C, dtype_bytes(p->combine_dtype), 0);

@@ -27,8 +27,10 @@ epx_status_t epx_gpu_check_config(const epx_plan_config_t *c, int n_ranks, int m
     int fp8 = c->wire_dtype == EPX_FP8_E4M3;
     char legal[48];
     if (n_ranks > EPX_GPU_MAX_RANKS) return refuse("n_ranks", n_ranks, "1 to 32");
-    if (c->token_dtype == EPX_FP8_E4M3) return refuse_dtype("token_dtype", c->token_dtype, "f32, bf16, f16 (the cast to fp8 is fused)");
-    if (c->hidden % (fp8 ? 16 : 8) != 0) return refuse("hidden", c->hidden, fp8 ? "multiples of 16 with wire_dtype fp8_e4m3" : "multiples of 8");
+    if (c->token_dtype == EPX_FP8_E4M3)
+        return refuse_dtype("token_dtype", c->token_dtype, "f32, bf16, f16 (the cast to fp8 is fused)");
+    if (c->hidden % (fp8 ? 16 : 8) != 0)
+        return refuse("hidden", c->hidden, fp8 ? "multiples of 16 with wire_dtype fp8_e4m3" : "multiples of 8");
     if (c->n_experts > EPX_GPU_MAX_EXPERTS) return refuse("n_experts", c->n_experts, "1 to 32767");
     if (c->n_channels != 1) return refuse("n_channels", c->n_channels, "1");
     if (c->debug) return refuse("debug", c->debug, "0, also in EPX_DEBUG");
@@ -59,7 +61,8 @@ static int fits(const epx_gpu_layout_t *l) {
     return packet_bytes(l) <= (share > PACKET_BYTES ? share : PACKET_BYTES);
 }
 
-void epx_gpu_setup(const epx_plan_config_t *c, int rank, int n_ranks, int n_local, int max_blocks, int packets, epx_gpu_plan_t *out) {
+void epx_gpu_setup(const epx_plan_config_t *c, int rank, int n_ranks, int n_local, int max_blocks, int packets,
+                   epx_gpu_plan_t *out) {
     epx_gpu_plan_t p;
     memset(&p, 0, sizeof p);
     p.rank = rank;

@@ -39,13 +39,13 @@ typedef struct {
 struct epx_net {
     const epx_transport_t *transport; /* borrowed, static */
     int rank, n_ranks;
-    const epx_peer_t *peers; /* [n_ranks], borrowed from the group */
-    int may_spin;            /* 0 when there are more ranks on this host than cores */
-    epx_slab_t *ctl;         /* the group's control slab once shared; owned by the group */
-    int n_messages;          /* peers that are reached by messages */
+    const epx_peer_t *peers;       /* [n_ranks], borrowed from the group */
+    int may_spin;                  /* 0 when there are more ranks on this host than cores */
+    epx_slab_t *ctl;               /* the group's control slab once shared; owned by the group */
+    int n_messages;                /* peers that are reached by messages */
     struct epx_device_net *device; /* of a group on devices (spi/device.h), owned by the group; NULL on CPUs */
-    const uint8_t *masked;   /* [n_ranks] 1: dead and known to be; dead_rank() passes over it. Owned by the group; set at open */
-    uint32_t found_dead;     /* 1 + a rank that this rank, or one that told it, has found dead; 0: none */
+    const uint8_t *masked; /* [n_ranks] 1: dead and known to be; dead_rank() passes over it. Owned by the group; set at open */
+    uint32_t found_dead;   /* 1 + a rank that this rank, or one that told it, has found dead; 0: none */
 };
 
 enum { EPX_NET_CARD_BYTES = 1024 };

@@ -44,9 +44,9 @@ typedef struct {
 /* Spawn all ranks, wait until every one is ready. *cfg and its strings are borrowed during the call, ctx until destroy.
  * On failure every rank is gone, the message names the rank and its error, and on_failure was not called. */
 epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
-/* Route to DP group dp_rank, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue is full. req->id is ignored;
- * *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks on a rank.
- * A request that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: the group is lost; the message says why. */
+/* Route to DP group dp_rank, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue is full. req->id is
+ * ignored; *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks on a rank. A request
+ * that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: the group is lost; the message says why. */
 epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id);
 /* The request ends with EPX_FINISH_CANCELLED unless it has ended by itself before. Unknown ids are ignored. */
 void epx_cluster_cancel(epx_cluster_t *c, uint64_t id);

@@ -71,8 +71,8 @@ static void write_tokens(writer_t *w) {
                 st->n_cached_tokens);
     RANK_FAMILY(w, "sglang:generation_tokens_total", "counter", "Generated tokens.", st->n_generated_tokens);
     RANK_FAMILY(w, "sglang:num_requests_total", "counter", "Requests that have ended.", me->n_requests);
-    RANK_FAMILY(w, "sglang:num_aborted_requests_total", "counter",
-                "Of these, cancelled: the client left, or an abort.", me->n_aborted);
+    RANK_FAMILY(w, "sglang:num_aborted_requests_total", "counter", "Of these, cancelled: the client left, or an abort.",
+                me->n_aborted);
     RANK_FAMILY(w, "epx_failed_requests_total", "counter", "Of these, ended by an error of the engine.", me->n_failed);
     RANK_FAMILY(w, "epx_retracted_requests_total", "counter", "Times that a request had to wait again for KV.", st->n_retracted);
     RANK_FAMILY(w, "epx_steps_total", "counter", "Forward steps.", st->n_steps);

@@ -257,9 +257,9 @@ static epx_status_t parse_member(parse_t *q, const char *name, const json_t *v) 
     if (strcmp(name, "data_parallel_rank") == 0 || strcmp(name, "routed_dp_rank") == 0) return parse_dp_rank(q, name, v);
     epx_status_t s = CHECK_NEUTRAL(q->p.err, neutral_request, name, v);
     if (s != EPX_AGAIN) return s;
-    return epx_api_fail(q->p.err, 400, "unknown_parameter", name,
-                        "%.60s: unknown parameter; accepted: text, input_ids, sampling_params, stream, rid, priority, data_parallel_rank",
-                        name);
+    return epx_api_fail(
+        q->p.err, 400, "unknown_parameter", name,
+        "%.60s: unknown parameter; accepted: text, input_ids, sampling_params, stream, rid, priority, data_parallel_rank", name);
 }
 
 static epx_status_t parse_root(parse_t *q, json_t *root) {

@@ -177,7 +177,8 @@ static int body_local_worlds(th_rank_t *r) {
     }
     TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "barrier");
     mine = (epx_world_t *)(uintptr_t)epx_load_acquire_u64(&th_words(r)[r->rank]);
-    TH_CHECK(r, epx_world_rank(mine) == r->rank && epx_world_size(mine) == 3, "rank %d of %d", epx_world_rank(mine), epx_world_size(mine));
+    TH_CHECK(r, epx_world_rank(mine) == r->rank && epx_world_size(mine) == 3, "rank %d of %d", epx_world_rank(mine),
+             epx_world_size(mine));
     for (int i = 0; i < 3; i++) {
         static const int turned[] = {2, 0, 1};
         th_case_t c = plain_case(NULL, 3, (uint64_t)i);
@@ -292,10 +293,13 @@ static void exact_results_do_not_depend_on_w(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_groups), cmocka_unit_test(two_plans_at_once),
-        cmocka_unit_test(two_worlds),     cmocka_unit_test(group_allgather),
+        cmocka_unit_test(several_groups),
+        cmocka_unit_test(two_plans_at_once),
+        cmocka_unit_test(two_worlds),
+        cmocka_unit_test(group_allgather),
         cmocka_unit_test(local_worlds),
-        cmocka_unit_test(bad_groups),     cmocka_unit_test(exact_results_do_not_depend_on_w),
+        cmocka_unit_test(bad_groups),
+        cmocka_unit_test(exact_results_do_not_depend_on_w),
     };
     if (argc > 1 && strcmp(argv[1], "processes") == 0) mode = TH_PROCESSES;
     th_print_seed();

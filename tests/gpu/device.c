@@ -84,7 +84,8 @@ void *tg_capture_end(th_device_t *d) {
     cudaGraphExec_t exec = NULL;
     if (ok(cudaStreamEndCapture(d->stream, &g), "end of capture") != 0) return NULL;
     if (ok(cudaGraphInstantiate(&exec, g, 0), "instantiate") != 0) exec = NULL;
-    if (exec != NULL && (ok(cudaGraphUpload(exec, d->stream), "graph upload") || ok(cudaStreamSynchronize(d->stream), "graph upload"))) {
+    if (exec != NULL &&
+        (ok(cudaGraphUpload(exec, d->stream), "graph upload") || ok(cudaStreamSynchronize(d->stream), "graph upload"))) {
         (void)cudaGraphExecDestroy(exec);
         exec = NULL;
     }

@@ -92,7 +92,8 @@ static void fill_tables(tables_t *t, uint64_t seed) {
             t->ids[i][k / K][k % K] = (int32_t)(th_mix(seed, at++) % (E + 1)) - 1;
             t->weights[i][k / K][k % K] = (float)(th_mix(seed, at++) % 1000) / 1000;
         }
-        for (int h = 0; h < T * H; h++) t->x[i][h / H][h % H] = epx_f32_to_bf16((float)(int)(th_mix(seed, at++) % 2001) / 500 - 2);
+        for (int h = 0; h < T * H; h++)
+            t->x[i][h / H][h % H] = epx_f32_to_bf16((float)(int)(th_mix(seed, at++) % 2001) / 500 - 2);
         for (int h = 0; h < T * H; h++) {
             float acc = 0;
             for (int k = 0; k < K; k++)
@@ -125,8 +126,8 @@ static int check_result(th_rank_t *r, epx_plan_t *p, th_device_t *d, const buffe
     TH_CHECK(r, d->fetch(d, got, b->result, sizeof got) == 0, "%s", "fetch");
     for (uint32_t i = 0; i < t->n_tokens[table]; i++)
         for (int h = 0; h < H; h++)
-            TH_CHECK(r, got[i][h] == t->want[table][i][h], "turn %d table %d token %u channel %d: %04x, wanted %04x", turn, table, i, h,
-                     got[i][h], t->want[table][i][h]);
+            TH_CHECK(r, got[i][h] == t->want[table][i][h], "turn %d table %d token %u channel %d: %04x, wanted %04x", turn, table,
+                     i, h, got[i][h], t->want[table][i][h]);
     return 0;
 }
 
@@ -151,8 +152,8 @@ static int replay(th_rank_t *r, epx_plan_t *p, th_device_t *d, const buffers_t *
     return check_result(r, p, d, b, t, (int)(th_mix(7, (uint64_t)(a->n_replays - 1)) % N_TABLES), a->n_replays);
 }
 
-/* All ranks are here: between two of these nobody allocates, frees, loads or instantiates, which would wait for the kernels of the
- * ranks on the same device, and these for the rank that waits. */
+/* All ranks are here: between two of these nobody allocates, frees, loads or instantiates, which would wait for the kernels of
+ * the ranks on the same device, and these for the rank that waits. */
 static int meet(th_rank_t *r) {
     TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "another rank failed");
     return 0;
@@ -168,8 +169,8 @@ static int graphs(th_rank_t *r, tg_rank_t *k) {
     cfg.timeout_ns = 20000000000u;
     TH_OK(r, epx_plan_create(k->group, &cfg, &p));
     fill_tables(t, 100 + (uint64_t)r->rank);
-    int rc = take_buffers(r, k->device, p, &b) || upload_tables(r, k->device, &b, t) || record(r, p, k->device, &b, g) || meet(r) ||
-             replay(r, p, k->device, &b, t, g);
+    int rc = take_buffers(r, k->device, p, &b) || upload_tables(r, k->device, &b, t) || record(r, p, k->device, &b, g) ||
+             meet(r) || replay(r, p, k->device, &b, t, g);
     if (rc != 0) epx_plan_abort(p);
     else rc = meet(r);
     for (int i = 0; i < N_TABLES; i++) tg_graph_free(g[i]);
@@ -243,7 +244,8 @@ static int timeout(th_rank_t *r, tg_rank_t *k) {
         TH_CHECK(r, epx_combine(p, &io) == s, "%s", epx_last_error());
     } else {
         epx_status_t s = first_error(p, 5000000000u);
-        TH_CHECK(r, s == EPX_ERR_ABORTED && strstr(epx_last_error(), "gave up waiting for rank 1"), "status %d: %s", (int)s, epx_last_error());
+        TH_CHECK(r, s == EPX_ERR_ABORTED && strstr(epx_last_error(), "gave up waiting for rank 1"), "status %d: %s", (int)s,
+                 epx_last_error());
     }
     epx_plan_destroy(p);
     return works_again(r, k);

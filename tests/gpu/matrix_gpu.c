@@ -1,6 +1,6 @@
-/* The contract matrix on GPUs: dtype x layout x combine mode x W x shape, each through the whole edge set of routings, against the
- * oracle bit for bit. Ranks are threads or processes; several share a device when there are fewer.
- * Usage: contract_gpu threads | processes [N_DEVICES [STEPS]]   (N_DEVICES 0: all). Exit 77: no GPU can be used, with the reason. */
+/* The contract matrix on GPUs: dtype x layout x combine mode x W x shape, each through the whole edge set of routings, against
+ * the oracle bit for bit. Ranks are threads or processes; several share a device when there are fewer. Usage: contract_gpu
+ * threads | processes [N_DEVICES [STEPS]]   (N_DEVICES 0: all). Exit 77: no GPU can be used, with the reason. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +13,15 @@ enum { N_W = 5, N_DTYPES = 8, N_SHAPES = 9, N_OPTS = 5, N_BLOCKS = 4, MAX_EXPERT
 
 static const int w_values[N_W] = {1, 2, 3, 4, 8}, blocks_values[N_BLOCKS] = {0, 1, 5, 16};
 static const epx_dtype_t dtype_values[N_DTYPES][4] = {
-    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},          {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
-    {EPX_F16, EPX_F16, EPX_F16, EPX_F16},          {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_BF16},
-    {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32},     {EPX_F16, EPX_FP8_E4M3, EPX_F16, EPX_F16},
-    {EPX_BF16, EPX_BF16, EPX_F32, EPX_F32},        {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
+    {EPX_F32, EPX_F32, EPX_F32, EPX_F32},      {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
+    {EPX_F16, EPX_F16, EPX_F16, EPX_F16},      {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_BF16},
+    {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32}, {EPX_F16, EPX_FP8_E4M3, EPX_F16, EPX_F16},
+    {EPX_BF16, EPX_BF16, EPX_F32, EPX_F32},    {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
 };
 /* The last ones have more tokens than travel as packets. */
 static const struct {
     int n_experts, top_k, hidden, max_tokens;
-} shape_values[N_SHAPES] = {{7, 2, 64, 5},  {16, 4, 128, 8}, {13, 8, 208, 3},    {70, 64, 16, 2}, {32, 6, 256, 4},
+} shape_values[N_SHAPES] = {{7, 2, 64, 5},  {16, 4, 128, 8}, {13, 8, 208, 3},  {70, 64, 16, 2},  {32, 6, 256, 4},
                             {3, 3, 96, 40}, {5, 1, 2064, 6}, {16, 4, 64, 150}, {40, 33, 32, 135}};
 static const unsigned opts_values[N_OPTS] = {0, TH_HALVES | TH_ADD, TH_NO_COUNTS, TH_HALVES | TH_DELAYS, TH_ADD | TH_DELAYS};
 
@@ -89,7 +89,8 @@ int main(int argc, char **argv) {
         a.w = w_values[i];
         if (mode == TH_PROCESSES && a.w > 2 && a.w > a.n_devices) continue; /* processes take turns on a device: slow */
         int bad = th_launch(mode, a.w, rank_body, &a, 200, NULL);
-        printf("%s, W=%d on %d device%s: %s\n", th_mode_name(mode), a.w, a.n_devices, a.n_devices == 1 ? "" : "s", bad ? "FAILED" : "all bits equal");
+        printf("%s, W=%d on %d device%s: %s\n", th_mode_name(mode), a.w, a.n_devices, a.n_devices == 1 ? "" : "s",
+               bad ? "FAILED" : "all bits equal");
         fflush(stdout);
         n_bad += bad != 0;
     }

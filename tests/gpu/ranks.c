@@ -11,7 +11,8 @@ static int count(void) {
     epx_component_t c;
     int n = 0;
     for (int i = 0; epx_component(i, &c) == EPX_OK; i++) {
-        if (strcmp(c.name, "cuda_ipc") == 0 && !c.available) printf("skipped: transport cuda_ipc is not available: %s\n", c.detail);
+        if (strcmp(c.name, "cuda_ipc") == 0 && !c.available)
+            printf("skipped: transport cuda_ipc is not available: %s\n", c.detail);
         if (strcmp(c.kind, "device") != 0) continue;
         printf("%s: %s\n", c.name, c.detail);
         n++;
@@ -40,7 +41,8 @@ int tg_with_group(th_rank_t *r, int n_devices, size_t arena_bytes, int (*body)(t
     TH_OK(r, epx_world_create(&cfg, &k.world));
     k.device = tg_device_open(ordinal, arena_bytes);
     if (k.device == NULL) th_fail(r, "device %d cannot be used", ordinal);
-    else if (epx_group_create(k.world, NULL, 0, ordinal, &k.group) != EPX_OK) th_fail(r, "epx_group_create: %s", epx_last_error());
+    else if (epx_group_create(k.world, NULL, 0, ordinal, &k.group) != EPX_OK)
+        th_fail(r, "epx_group_create: %s", epx_last_error());
     else rc = body(r, &k);
     (void)th_barrier(r); /* freeing memory waits for the device, so nobody may still spin */
     epx_group_destroy(k.group);

@@ -125,7 +125,8 @@ static int bring_back(th_rank_t *r, epx_plan_t *p, th_open_t *o) {
     TH_CHECK(r, o->device->sync(o->device) == 0, "%s", "the stream failed");
     TH_OK(r, epx_plan_poll(p));
     for (int i = 0; i < o->n_outs; i++)
-        TH_CHECK(r, o->device->fetch(o->device, o->outs[i].host, o->outs[i].device, o->outs[i].n_bytes) == 0, "%s", "fetch failed");
+        TH_CHECK(r, o->device->fetch(o->device, o->outs[i].host, o->outs[i].device, o->outs[i].n_bytes) == 0, "%s",
+                 "fetch failed");
     return 0;
 }
 
@@ -196,11 +197,11 @@ static void open_free(const th_case_t *c, th_open_t *o) {
     free(o);
 }
 
-#define PLACE(r, o, field, n_bytes, out)                                                                                    \
-    do {                                                                                                                       \
-        const void *at_;                                                                                                       \
-        TH_CHECK(r, place(o, (o)->io.field, n_bytes, out, &at_) == 0, "%s", "no device memory");                               \
-        (o)->io.field = (void *)(uintptr_t)at_;                                                                                \
+#define PLACE(r, o, field, n_bytes, out)                                                         \
+    do {                                                                                         \
+        const void *at_;                                                                         \
+        TH_CHECK(r, place(o, (o)->io.field, n_bytes, out, &at_) == 0, "%s", "no device memory"); \
+        (o)->io.field = (void *)(uintptr_t)at_;                                                  \
     } while (0)
 
 static int place_dispatch(th_rank_t *r, const th_case_t *c, th_open_t *o) {

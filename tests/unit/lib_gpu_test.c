@@ -1,5 +1,5 @@
-/* What can be tested of the exchange on GPUs without one: refusals by field and value, sizes and offsets of a slab, and what is said
- * when the CUDA module cannot be used. Kernels: tests/gpu. */
+/* What can be tested of the exchange on GPUs without one: refusals by field and value, sizes and offsets of a slab, and what is
+ * said when the CUDA module cannot be used. Kernels: tests/gpu. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -152,9 +152,12 @@ static void cuda_errors_keep_their_meaning(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refusals_name_field_and_value), cmocka_unit_test(slabs_are_laid_out),
-        cmocka_unit_test(row_sizes),                     cmocka_unit_test(packets_take_little),
-        cmocka_unit_test(the_module_says_why_not),       cmocka_unit_test(cuda_errors_keep_their_meaning),
+        cmocka_unit_test(refusals_name_field_and_value),
+        cmocka_unit_test(slabs_are_laid_out),
+        cmocka_unit_test(row_sizes),
+        cmocka_unit_test(packets_take_little),
+        cmocka_unit_test(the_module_says_why_not),
+        cmocka_unit_test(cuda_errors_keep_their_meaning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

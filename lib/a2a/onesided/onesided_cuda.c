@@ -59,7 +59,8 @@ static void lay_tables(const epx_gpu_plan_t *g, int n_local_max, uint64_t rows, 
 
 static int packets_of(const epx_net_t *net) { return (net->device->wire & EPX_WIRE_PACKETS) != 0; }
 
-static void measure(const epx_net_t *net, const epx_plan_config_t *cfg, int n_local_max, uint64_t rows, epx_gpu_plan_t *g, tables_t *t) {
+static void measure(const epx_net_t *net, const epx_plan_config_t *cfg, int n_local_max, uint64_t rows, epx_gpu_plan_t *g,
+                    tables_t *t) {
     epx_gpu_setup(cfg, net->rank, net->n_ranks, n_local_max, net->device->max_blocks, packets_of(net), g);
     lay_tables(g, n_local_max, rows, cfg->layout == EPX_LAYOUT_LISTS, t);
 }
@@ -158,9 +159,11 @@ static epx_status_t rehearse(epx_plan_t *p, state_t *s) {
     if (e == 0) e = cuda->combine(s->device, &s->gpu, &io, EPX_GPU_SEND | EPX_GPU_RECV, 0, s->side);
     if (e != 0)
         return epx_fail(EPX_ERR_UNSUPPORTED,
-                        "max_tokens %d on %d ranks with top_k %d, %d experts and n_blocks %d: the kernels do not fit the shared memory of device %d (%s); "
+                        "max_tokens %d on %d ranks with top_k %d, %d experts and n_blocks %d: the kernels do not fit the shared "
+                        "memory of device %d (%s); "
                         "fewer tokens or more blocks do",
-                        p->cfg.max_tokens, p->n_ranks, p->cfg.top_k, p->cfg.n_experts, s->gpu.n_blocks, s->device, cuda->error_text(e));
+                        p->cfg.max_tokens, p->n_ranks, p->cfg.top_k, p->cfg.n_experts, s->gpu.n_blocks, s->device,
+                        cuda->error_text(e));
     EPX_TRY(epx_cuda_check(cuda->stream_sync(s->device, s->side), "first launch of the kernels"));
     return copy_in(s, s->at.stop, &off, sizeof off);
 }
@@ -188,12 +191,15 @@ static void drain(epx_plan_t *p) { (void)epx_cuda()->device_sync(state_of(p)->de
 static epx_status_t check(epx_plan_t *p, int *out_about) {
     static const char *const phases[] = {"dispatch", "combine"};
     const epx_gpu_error_t *e = &state_of(p)->pinned->error;
-    epx_status_t code = (epx_status_t)(int32_t)epx_load_acquire_u32((const uint32_t *)&e->code); /* partner: the fence in keep_waiting() */
+    epx_status_t code =
+        (epx_status_t)(int32_t)epx_load_acquire_u32((const uint32_t *)&e->code); /* partner: the fence in keep_waiting() */
     if (code == EPX_OK) return EPX_OK;
     *out_about = e->peer;
-    return epx_fail(code, "%s: rank %d waited %.3f s for rank %d (pid %lld) on device %d: epoch %" PRIu64 ", expected %" PRIu64 ", seen %" PRIu64,
-                    phases[e->phase == 1], p->rank, (double)p->cfg.timeout_ns * 1e-9, e->peer, (long long)p->net->peers[e->peer].pid,
-                    state_of(p)->device, e->epoch, e->epoch, e->seen);
+    return epx_fail(code,
+                    "%s: rank %d waited %.3f s for rank %d (pid %lld) on device %d: epoch %" PRIu64 ", expected %" PRIu64
+                    ", seen %" PRIu64,
+                    phases[e->phase == 1], p->rank, (double)p->cfg.timeout_ns * 1e-9, e->peer,
+                    (long long)p->net->peers[e->peer].pid, state_of(p)->device, e->epoch, e->epoch, e->seen);
 }
 
 /* Kernels that wait see it within 256 polls, later ones at their start. Any thread. */
@@ -244,7 +250,8 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) { return com
 static epx_status_t dispatch(epx_plan_t *p, const epx_io_t *io) { return dispatch_halves(p, io, EPX_GPU_SEND | EPX_GPU_RECV); }
 static epx_status_t combine(epx_plan_t *p, const epx_io_t *io) { return combine_halves(p, io, EPX_GPU_SEND | EPX_GPU_RECV); }
 
-static const epx_a2a_device_t device_calls = {device_bytes, open_plan, share_plan, close_plan, drain, check, stop, dispatch, combine};
+static const epx_a2a_device_t device_calls = {device_bytes, open_plan, share_plan, close_plan, drain,
+                                              check,        stop,      dispatch,   combine};
 
 extern const epx_a2a_t epx_a2a_onesided_cuda;
 const epx_a2a_t epx_a2a_onesided_cuda = {

@@ -89,9 +89,7 @@ static epx_status_t available(void) {
 }
 
 static pthread_once_t texts_once = PTHREAD_ONCE_INIT;
-static struct {
-    char name[16], detail[320];
-} texts[EPX_CUDA_MAX_DEVICES];
+static struct { char name[16], detail[320]; } texts[EPX_CUDA_MAX_DEVICES];
 
 static void write_texts(void) {
     const epx_cuda_api_t *cuda = epx_cuda();
@@ -108,8 +106,8 @@ static void write_texts(void) {
         else
             snprintf(texts[d].detail, sizeof texts[d].detail,
                      "%.90s, %.1f GiB (%.1f free), %d SMs, compute %d.%d, reaches %d other GPU%s, memory shared by %s", info.name,
-                     (double)info.total_bytes / (1 << 30), (double)info.free_bytes / (1 << 30), info.n_sm, info.major, info.minor, n_peers,
-                     n_peers == 1 ? "" : "s", info.can_pass_fds ? "descriptor" : "cudaIpc");
+                     (double)info.total_bytes / (1 << 30), (double)info.free_bytes / (1 << 30), info.n_sm, info.major, info.minor,
+                     n_peers, n_peers == 1 ? "" : "s", info.can_pass_fds ? "descriptor" : "cudaIpc");
     }
 }
 
@@ -166,14 +164,15 @@ static epx_status_t export_own(const epx_net_t *host, const cuda_slab_t *s, slab
     int others = 0;
     for (int r = 0; r < host->n_ranks; r++) others += !same_process(host, r);
     if (others == 0) return EPX_OK;
-    if (s->mapped) return epx_cuda_check(epx_cuda()->memory_export_fd(&own->memory, out_fd), "export of device memory by descriptor");
+    if (s->mapped)
+        return epx_cuda_check(epx_cuda()->memory_export_fd(&own->memory, out_fd), "export of device memory by descriptor");
     return epx_cuda_check(epx_cuda()->memory_export_ipc(&own->memory, m->ipc), "export of device memory by cudaIpc");
 }
 
 static epx_status_t open_peer(epx_net_t *host, cuda_slab_t *s, int device, int r, const slab_message_t *m, int fd) {
     if (m->bytes != s->slab.bytes)
-        return epx_fail(EPX_ERR_MISMATCH, "cuda_ipc: a slab of %" PRIu64 " bytes came from rank %d, %" PRIu64 " expected", m->bytes, r,
-                        s->slab.bytes);
+        return epx_fail(EPX_ERR_MISMATCH, "cuda_ipc: a slab of %" PRIu64 " bytes came from rank %d, %" PRIu64 " expected",
+                        m->bytes, r, s->slab.bytes);
     if (same_process(host, r)) {
         s->maps[r] = m->map;
         if (!s->mapped) EPX_TRY(epx_cuda_check(epx_cuda()->peer_enable(device, m->map->memory.device), "peer access"));
@@ -226,8 +225,8 @@ static epx_status_t own_card(int device, card_t *c) {
         return epx_fail(EPX_ERR_ARG, "device is %d; legal: -1 (CPU), 0 to %d", device, epx_cuda_n_devices() - 1);
     EPX_TRY(epx_cuda_check(epx_cuda()->device_info(device, &c->info), "device"));
     if (c->info.major < 8)
-        return epx_fail(EPX_ERR_UNSUPPORTED, "device %d (%s) has compute capability %d.%d; built: 8.0 and later", device, c->info.name,
-                        c->info.major, c->info.minor);
+        return epx_fail(EPX_ERR_UNSUPPORTED, "device %d (%s) has compute capability %d.%d; built: 8.0 and later", device,
+                        c->info.name, c->info.major, c->info.minor);
     return EPX_OK;
 }
 
@@ -245,8 +244,10 @@ static epx_status_t check_access(const epx_net_t *host, int device, const card_t
         if (peer < 0) continue; /* the self-test finds out */
         EPX_TRY(epx_cuda_check(epx_cuda()->peer_access(device, peer, &access, &atomics), "peer access"));
         if (!access)
-            return epx_fail(EPX_ERR_UNSUPPORTED, "device %d of rank %d cannot reach the memory of device %d of rank %d (no NVLink or PCIe peer access)",
-                            device, host->rank, cards[r].device, r);
+            return epx_fail(
+                EPX_ERR_UNSUPPORTED,
+                "device %d of rank %d cannot reach the memory of device %d of rank %d (no NVLink or PCIe peer access)", device,
+                host->rank, cards[r].device, r);
     }
     return EPX_OK;
 }
@@ -256,7 +257,8 @@ static int blocks_a_rank(int n_ranks, const card_t *cards) {
     int least = 1 << 20;
     for (int r = 0; r < n_ranks; r++) {
         int sharing = 0;
-        for (int q = 0; q < n_ranks; q++) sharing += memcmp(cards[q].info.uuid, cards[r].info.uuid, sizeof cards[q].info.uuid) == 0;
+        for (int q = 0; q < n_ranks; q++)
+            sharing += memcmp(cards[q].info.uuid, cards[r].info.uuid, sizeof cards[q].info.uuid) == 0;
         if (cards[r].info.n_sm / sharing < least) least = cards[r].info.n_sm / sharing;
     }
     return least;
@@ -294,8 +296,9 @@ static epx_status_t test_links(epx_net_t *host, cuda_net_t *n, uint64_t timeout_
     EPX_TRY_GOTO(s, round_of(host, &mine.verdict, s, sizeof mine, -1, all, fds, timeout_ns), done);
     s = share(host, (cuda_slab_t *)slab, n->net.device, timeout_ns);
     EPX_TRY_GOTO(s, round_of(host, &mine.verdict, s, sizeof mine, -1, all, fds, timeout_ns), done);
-    s = epx_cuda_check(epx_cuda()->link_test(n->net.device, slab->base, host->rank, host->n_ranks, TEST_ROUNDS, timeout_ns, stream, &mine.bad),
-                       "self-test of the links");
+    s = epx_cuda_check(
+        epx_cuda()->link_test(n->net.device, slab->base, host->rank, host->n_ranks, TEST_ROUNDS, timeout_ns, stream, &mine.bad),
+        "self-test of the links");
     s = round_of(host, &mine.verdict, s, sizeof mine, -1, all, fds, timeout_ns);
     for (size_t r = 0; s >= 0 && r < w; r++) *out_bad |= all[r].bad;
 done:
@@ -341,13 +344,9 @@ static epx_status_t open_net(epx_net_t *host, int device, uint64_t timeout_ns, e
 }
 
 const epx_device_link_t epx_device_cuda_ipc = {
-    "cuda_ipc",
-    "GPUs of one host: memory mapped by descriptor or cudaIpc, links tested when a group is made",
-    available,
-    device_text,
-    open_net,
-    close_net,
-    slab_alloc,
-    slab_share,
+    "cuda_ipc", "GPUs of one host: memory mapped by descriptor or cudaIpc, links tested when a group is made",
+    available,  device_text,
+    open_net,   close_net,
+    slab_alloc, slab_share,
     slab_free,
 };

@@ -23,8 +23,8 @@ epx_status_t device_map_create(int device, uint64_t bytes, int mapped, device_ma
     epx_status_t s = epx_cuda_check(cuda->memory_alloc(device, bytes, mapped, &m->memory), "device memory");
     if (s < 0) {
         (void)cuda->device_info(device, &info);
-        s = epx_fail_context(s, "cuda_ipc: slab of %llu bytes wanted on device %d, %llu bytes free", (unsigned long long)bytes, device,
-                             (unsigned long long)info.free_bytes);
+        s = epx_fail_context(s, "cuda_ipc: slab of %llu bytes wanted on device %d, %llu bytes free", (unsigned long long)bytes,
+                             device, (unsigned long long)info.free_bytes);
         free(m);
         return s;
     }
@@ -36,8 +36,10 @@ epx_status_t device_map_open(int device, int fd, const void *ipc_handle, uint64_
     const epx_cuda_api_t *cuda = epx_cuda();
     device_map_t *m = NULL;
     EPX_TRY(new_map(&m));
-    epx_status_t s = fd >= 0 ? epx_cuda_check(cuda->memory_import_fd(device, fd, bytes, &m->memory), "import of device memory by descriptor")
-                             : epx_cuda_check(cuda->memory_import_ipc(device, ipc_handle, bytes, &m->memory), "import of device memory by cudaIpc");
+    epx_status_t s =
+        fd >= 0 ? epx_cuda_check(cuda->memory_import_fd(device, fd, bytes, &m->memory), "import of device memory by descriptor")
+                : epx_cuda_check(cuda->memory_import_ipc(device, ipc_handle, bytes, &m->memory),
+                                 "import of device memory by cudaIpc");
     if (s < 0) free(m);
     else *out_map = m;
     return s;
