@@ -9,7 +9,11 @@
 enum { AHEAD_BYTES = 512, CHUNK = 512 };
 
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__clang__) /* it has no such setting here and chooses the width itself */
+#define WIDE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+#else
 #define WIDE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")))
+#endif
 #define HAS_WIDE() \
     (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
 #else

@@ -6,11 +6,12 @@
 #include <stdint.h>
 
 /* X(name, safetensors spelling, bytes per element) */
-#define EPX_TENSOR_DTYPES(X)                                                                                                \
-    X(F64, "F64", 8)                                                                                                        \
-    X(F32, "F32", 4) X(F16, "F16", 2) X(BF16, "BF16", 2) X(F8_E4M3, "F8_E4M3", 1) X(F8_E5M2, "F8_E5M2", 1) X(I64, "I64", 8) \
-        X(I32, "I32", 4) X(I16, "I16", 2) X(I8, "I8", 1) X(U64, "U64", 8) X(U32, "U32", 4) X(U16, "U16", 2) X(U8, "U8", 1)  \
-            X(BOOL, "BOOL", 1)
+/* clang-format off */
+#define EPX_TENSOR_DTYPES(X)                                                                                            \
+    X(F64, "F64", 8) X(F32, "F32", 4) X(F16, "F16", 2) X(BF16, "BF16", 2) X(F8_E4M3, "F8_E4M3", 1) X(F8_E5M2, "F8_E5M2", 1) \
+    X(I64, "I64", 8) X(I32, "I32", 4) X(I16, "I16", 2) X(I8, "I8", 1) X(U64, "U64", 8) X(U32, "U32", 4) X(U16, "U16", 2) \
+    X(U8, "U8", 1) X(BOOL, "BOOL", 1)
+/* clang-format on */
 
 typedef enum {
 #define EPX_TENSOR_ENUM(name, text, n_bytes) EPX_TENSOR_##name,

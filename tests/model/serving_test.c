@@ -89,8 +89,8 @@ static void body(void *ctx, int rank, epx_rank_t *r) {
         /* Nobody goes idle while requests are to come: the numbers differ until every rank has given its last. */
         epx_rank_wake(r, idle || next >= N_REQUESTS ? 1u << 20 : (uint64_t)step + 1);
         s = epx_rank_step(r, on_event, x);
-        for (int i = rank; x->group == 1 && i < N_REQUESTS; i += busy)
-            if (x->q[i].cancel && !idle) epx_rank_cancel(r, (uint64_t)i);
+        for (int i = rank; !idle && x->group == 1 && i < N_REQUESTS; i += busy) /* its own requests only */
+            if (x->q[i].cancel) epx_rank_cancel(r, (uint64_t)i);
         CHECK(s >= 0, "%s", epx_last_error());
     }
     epx_rank_stats(r, &x->stats[rank]);

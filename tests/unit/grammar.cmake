@@ -1,4 +1,7 @@
 # Grammar-constrained decoding: texts by a C program, judged by Python.
+if(NOT TARGET epx_engine)
+  return() # the library alone is built
+endif()
 find_package(Python3 COMPONENTS Interpreter)
 add_executable(grammar_gen ${CMAKE_CURRENT_LIST_DIR}/grammar_gen.c)
 target_link_libraries(grammar_gen PRIVATE epx_engine epx_options)
