@@ -192,8 +192,7 @@ static void test_limits(void **state) {
         "{% for i in range(100) %}{{ 'x' * 1000000 }}{% endfor %}",
         "{{ range(100000000) }}",
         "{% for i in range(2000) %}{% set x = namespace() %}{% endfor %}",
-        "{% for i in range(1000000) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'.replace('a', 'bbbbbbbbbbbbbbbbb') }}{% endfor "
-        "%}"};
+        "{% for i in range(1000000) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'.replace('a', 'bbbbbbbbbb') }}{% endfor %}"};
     size_t i;
     (void)state;
     for (i = 0; i < sizeof row / sizeof *row; i++) {

@@ -342,8 +342,8 @@ static void test_neutral_values(void **state) {
         "null,"
         "\"stop_token_ids\":null,\"ignore_eos\":null,\"stream\":null,\"stream_options\":null,\"user\":null",
         "\"frequency_penalty\":0,\"presence_penalty\":0.0,\"repetition_penalty\":1,\"logit_bias\":{},\"min_tokens\":0",
-        "\"frequency_penalty\":null,\"presence_penalty\":null,\"logit_bias\":null,\"logprobs\":null,\"stop\":[],\"stop_token_"
-        "ids\":[]",
+        ("\"frequency_penalty\":null,\"presence_penalty\":null,\"logit_bias\":null,\"logprobs\":null,\"stop\":[],"
+         "\"stop_token_ids\":[]"),
         "\"response_format\":{\"type\":\"text\"},\"top_k\":0"};
     (void)state;
     for (size_t i = 0; i < 8; i++) {
