@@ -187,6 +187,8 @@ void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
     pthread_mutex_lock(&c->lock);
     out->info = c->ranks[0].info;
     out->n_ranks = c->n_ranks;
+    out->ranks_per_dp = c->group_size;
+    out->n_dp = c->n_ranks / c->group_size;
     for (int r = 0; r < c->n_ranks; r++) {
         out->pids[r] = c->ranks[r].pid;
         out->mapped_bytes[r] = c->ranks[r].info.mapped_bytes;

@@ -35,6 +35,7 @@ typedef struct {
 typedef struct {
     epx_rank_info_t info; /* of rank 0 */
     int n_ranks;
+    int n_dp, ranks_per_dp; /* DP ranks; each is that many consecutive ranks, of which the first speaks for all */
     int pids[64];
     uint64_t mapped_bytes[64]; /* per rank */
     int failed;                /* 1 after a rank died */

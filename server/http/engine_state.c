@@ -27,12 +27,13 @@ static json_t *latency(const epx_latency_hist_t *h, epx_latency_t what) {
 
 static json_t *rank_json(const epx_reading_t *r, int rank) {
     const epx_rank_stats_t *st = &r->stats[rank];
-    const epx_rank_metrics_t *m = &r->metrics[rank];
-    json_t *o = json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", rank, "pid", r->status.pids[rank],
-                          "running", st->n_running, "waiting", st->n_waiting, "kv_used", (json_int_t)st->kv_used_tokens,
-                          "kv_tokens", (json_int_t)st->kv_tokens, "steps", (json_int_t)st->n_steps, "prompt_tokens",
-                          (json_int_t)st->n_prompt_tokens, "generated_tokens", (json_int_t)st->n_generated_tokens, "requests",
-                          (json_int_t)m->n_requests, "moved_bytes", (json_int_t)(st->dispatch_bytes + st->combine_bytes));
+    const epx_dp_metrics_t none = {0}, *m = rank % r->ranks_per_dp ? &none : &r->metrics[rank / r->ranks_per_dp];
+    json_t *o =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", rank, "dp_rank", rank / r->ranks_per_dp,
+                  "pid", r->status.pids[rank], "running", st->n_running, "waiting", st->n_waiting, "kv_used",
+                  (json_int_t)st->kv_used_tokens, "kv_tokens", (json_int_t)st->kv_tokens, "steps", (json_int_t)st->n_steps,
+                  "prompt_tokens", (json_int_t)st->n_prompt_tokens, "generated_tokens", (json_int_t)st->n_generated_tokens,
+                  "requests", (json_int_t)m->n_requests, "moved_bytes", (json_int_t)(st->dispatch_bytes + st->combine_bytes));
     json_object_set_new(o, "rows_sent", counters(st->rows_sent, r->n_ranks));
     json_object_set_new(o, "pairs_sent", counters(st->pairs_sent, r->n_ranks));
     json_object_set_new(o, "wait",

@@ -30,18 +30,18 @@ epx_status_t epx_metrics_init(epx_metrics_t *m, epx_cluster_t *cluster) {
     epx_cluster_status_t st;
     epx_cluster_status(cluster, &st);
     epx_metrics_fini(m);
-    m->ranks = calloc((size_t)st.n_ranks + 1, sizeof *m->ranks);
-    if (!m->ranks) return epx_fail(EPX_ERR_NOMEM, "no memory for the metrics of %d ranks", st.n_ranks);
-    m->n_ranks = st.n_ranks;
+    m->dp = calloc((size_t)st.n_dp + 1, sizeof *m->dp);
+    if (!m->dp) return epx_fail(EPX_ERR_NOMEM, "no memory for the metrics of %d DP ranks", st.n_dp);
+    m->n_dp = st.n_dp;
     return EPX_OK;
 }
 
 void epx_metrics_fini(epx_metrics_t *m) {
-    free(m->ranks);
+    free(m->dp);
     *m = (epx_metrics_t){0};
 }
 
-static void observe(epx_rank_metrics_t *r, epx_latency_t what, uint64_t ns) {
+static void observe(epx_dp_metrics_t *r, epx_latency_t what, uint64_t ns) {
     epx_latency_hist_t *h = &r->latency[what];
     double s = (double)ns * 1e-9;
     int i = 0;
@@ -52,8 +52,8 @@ static void observe(epx_rank_metrics_t *r, epx_latency_t what, uint64_t ns) {
 
 void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole, uint64_t start_ns, uint64_t *last_ns) {
     uint64_t now = epx_now_ns();
-    if (ev->dp_rank < 0 || ev->dp_rank >= m->n_ranks) return;
-    epx_rank_metrics_t *r = &m->ranks[ev->dp_rank];
+    if (ev->dp_rank < 0 || ev->dp_rank >= m->n_dp) return;
+    epx_dp_metrics_t *r = &m->dp[ev->dp_rank];
     if (ev->token >= 0) {
         if (*last_ns == 0) observe(r, EPX_LATENCY_FIRST_TOKEN, now - start_ns);
         else observe(r, EPX_LATENCY_INTER_TOKEN, now - *last_ns);
@@ -68,7 +68,7 @@ void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole,
 }
 
 /* Tokens per second since a reading at least a second ago; a rank that is idle makes none. */
-static void update_rate(epx_rank_metrics_t *r, const epx_rank_stats_t *st, uint64_t now) {
+static void update_rate(epx_dp_metrics_t *r, const epx_rank_stats_t *st, uint64_t now) {
     const uint64_t second = 1000000000u;
     if (r->read_ns == 0 || now - r->read_ns >= second) {
         uint64_t tokens = st->n_generated_tokens - r->read_tokens;
@@ -78,11 +78,15 @@ static void update_rate(epx_rank_metrics_t *r, const epx_rank_stats_t *st, uint6
     }
 }
 
+const epx_rank_stats_t *epx_reading_dp(const epx_reading_t *r, int dp) { return &r->stats[dp * r->ranks_per_dp]; }
+
 epx_status_t epx_reading_take(epx_http_t *h, epx_reading_t *out) {
     memset(out, 0, sizeof *out);
     if (!h->cluster) return epx_fail(EPX_ERR_STATE, "the server was not started");
     epx_cluster_status(h->cluster, &out->status);
     out->n_ranks = out->status.n_ranks;
+    out->n_dp = out->status.n_dp;
+    out->ranks_per_dp = out->status.ranks_per_dp;
     out->n_layers = out->status.info.n_layers;
     out->n_experts = out->status.info.n_experts;
     size_t n = (size_t)out->n_ranks + 1, n_rows = (size_t)out->n_layers * (size_t)out->n_experts;
@@ -100,9 +104,9 @@ epx_status_t epx_reading_take(epx_http_t *h, epx_reading_t *out) {
     }
     uint64_t now = epx_now_ns();
     pthread_mutex_lock(&h->lock);
-    for (int r = 0; r < out->n_ranks && r < h->metrics.n_ranks; r++) {
-        update_rate(&h->metrics.ranks[r], &out->stats[r], now);
-        out->metrics[r] = h->metrics.ranks[r];
+    for (int d = 0; d < out->n_dp && d < h->metrics.n_dp; d++) {
+        update_rate(&h->metrics.dp[d], epx_reading_dp(out, d), now);
+        out->metrics[d] = h->metrics.dp[d];
     }
     pthread_mutex_unlock(&h->lock);
     return EPX_OK;

@@ -22,12 +22,12 @@ typedef struct {
     /* for the throughput between two readings */
     uint64_t read_ns, read_tokens;
     double tokens_per_s;
-} epx_rank_metrics_t;
+} epx_dp_metrics_t;
 
 typedef struct {
-    int n_ranks;
-    epx_rank_metrics_t *ranks; /* owned, [n_ranks] */
-    uint64_t last_token_ns;    /* 0: none yet */
+    int n_dp;
+    epx_dp_metrics_t *dp;   /* owned, [n_dp] */
+    uint64_t last_token_ns; /* 0: none yet */
 } epx_metrics_t;
 
 /* Upper bounds in seconds, ascending. */
@@ -44,10 +44,14 @@ void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole,
 typedef struct {
     epx_cluster_status_t status;
     int n_ranks, n_layers, n_experts;
-    epx_rank_stats_t *stats;     /* owned, [n_ranks] */
-    uint64_t *expert_rows;       /* owned, [n_layers, n_experts], all ranks together */
-    epx_rank_metrics_t *metrics; /* owned, [n_ranks] */
+    int n_dp, ranks_per_dp;
+    epx_rank_stats_t *stats;   /* owned, [n_ranks] */
+    uint64_t *expert_rows;     /* owned, [n_layers, n_experts], all ranks together */
+    epx_dp_metrics_t *metrics; /* owned, [n_dp] */
 } epx_reading_t;
+
+/* The counters of a DP rank: those of its first rank, which counts requests for all of them. */
+const epx_rank_stats_t *epx_reading_dp(const epx_reading_t *r, int dp);
 
 struct epx_http;
 /* Takes the server's lock. EPX_ERR_NOMEM, EPX_ERR_STATE before the server was started. */

@@ -35,66 +35,66 @@ static void family(writer_t *w, const char *name, const char *type, const char *
     PUT(w, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* One sample a rank. */
-static void by_rank(writer_t *w, const char *name, int rank, double v) {
-    PUT(w, "%s{%s,dp_rank=\"%d\"} %.15g\n", name, epx_str_z(&w->model), rank, v);
+/* One sample of a DP rank. */
+static void by_dp(writer_t *w, const char *name, int dp, double v) {
+    PUT(w, "%s{%s,dp_rank=\"%d\"} %.15g\n", name, epx_str_z(&w->model), dp, v);
 }
 
-#define RANK_FAMILY(w, name, type, help, expr)                     \
+#define DP_FAMILY(w, name, type, help, expr)                       \
     do {                                                           \
         family(w, name, type, help);                               \
-        for (int rank = 0; rank < (w)->r->n_ranks; rank++) {       \
-            const epx_rank_stats_t *st = &(w)->r->stats[rank];     \
-            const epx_rank_metrics_t *me = &(w)->r->metrics[rank]; \
+        for (int dp = 0; dp < (w)->r->n_dp; dp++) {                \
+            const epx_rank_stats_t *st = epx_reading_dp(w->r, dp); \
+            const epx_dp_metrics_t *me = &(w)->r->metrics[dp];     \
             (void)st, (void)me;                                    \
-            by_rank(w, name, rank, (double)(expr));                \
+            by_dp(w, name, dp, (double)(expr));                    \
         }                                                          \
     } while (0)
 
 static void write_scheduler(writer_t *w) {
-    RANK_FAMILY(w, "sglang:num_running_reqs", "gauge", "Requests in the running batch.", st->n_running);
-    RANK_FAMILY(w, "sglang:num_queue_reqs", "gauge", "Requests that wait for the batch.", st->n_waiting);
-    RANK_FAMILY(w, "sglang:num_used_tokens", "gauge", "Tokens of KV in use.", st->kv_used_tokens);
-    RANK_FAMILY(w, "sglang:max_total_num_tokens", "gauge", "Tokens that the KV pool holds.", st->kv_tokens);
-    RANK_FAMILY(w, "sglang:token_usage", "gauge", "Share of the KV pool in use, 0 to 1.",
-                st->kv_tokens ? (double)st->kv_used_tokens / (double)st->kv_tokens : 0.0);
-    RANK_FAMILY(w, "sglang:cache_hit_rate", "gauge", "Share of prompt tokens found in the prefix cache since the start, 0 to 1.",
-                st->n_lookup_tokens ? (double)st->n_cached_tokens / (double)st->n_lookup_tokens : 0.0);
-    RANK_FAMILY(w, "epx_kv_evictable_tokens", "gauge", "Tokens of KV kept only for the prefix cache.", st->kv_evictable_tokens);
-    RANK_FAMILY(w, "sglang:gen_throughput", "gauge", "Generated tokens per second since the reading before, at least 1 s ago.",
-                me->tokens_per_s);
+    DP_FAMILY(w, "sglang:num_running_reqs", "gauge", "Requests in the running batch.", st->n_running);
+    DP_FAMILY(w, "sglang:num_queue_reqs", "gauge", "Requests that wait for the batch.", st->n_waiting);
+    DP_FAMILY(w, "sglang:num_used_tokens", "gauge", "Tokens of KV in use.", st->kv_used_tokens);
+    DP_FAMILY(w, "sglang:max_total_num_tokens", "gauge", "Tokens that the KV pool holds.", st->kv_tokens);
+    DP_FAMILY(w, "sglang:token_usage", "gauge", "Share of the KV pool in use, 0 to 1.",
+              st->kv_tokens ? (double)st->kv_used_tokens / (double)st->kv_tokens : 0.0);
+    DP_FAMILY(w, "sglang:cache_hit_rate", "gauge", "Share of prompt tokens found in the prefix cache since the start, 0 to 1.",
+              st->n_lookup_tokens ? (double)st->n_cached_tokens / (double)st->n_lookup_tokens : 0.0);
+    DP_FAMILY(w, "epx_kv_evictable_tokens", "gauge", "Tokens of KV kept only for the prefix cache.", st->kv_evictable_tokens);
+    DP_FAMILY(w, "sglang:gen_throughput", "gauge", "Generated tokens per second since the reading before, at least 1 s ago.",
+              me->tokens_per_s);
 }
 
 static void write_tokens(writer_t *w) {
-    RANK_FAMILY(w, "sglang:prompt_tokens_total", "counter", "Tokens of prompts that were computed.", st->n_prompt_tokens);
-    RANK_FAMILY(w, "sglang:cached_tokens_total", "counter", "Of the prompts, tokens whose KV was found in the prefix cache.",
-                st->n_cached_tokens);
-    RANK_FAMILY(w, "sglang:generation_tokens_total", "counter", "Generated tokens.", st->n_generated_tokens);
-    RANK_FAMILY(w, "sglang:num_requests_total", "counter", "Requests that have ended.", me->n_requests);
-    RANK_FAMILY(w, "sglang:num_aborted_requests_total", "counter", "Of these, cancelled: the client left, or an abort.",
-                me->n_aborted);
-    RANK_FAMILY(w, "epx_failed_requests_total", "counter", "Of these, ended by an error of the engine.", me->n_failed);
-    RANK_FAMILY(w, "epx_retracted_requests_total", "counter", "Times that a request had to wait again for KV.", st->n_retracted);
-    RANK_FAMILY(w, "epx_steps_total", "counter", "Forward steps.", st->n_steps);
-    RANK_FAMILY(w, "epx_prefill_rows_total", "counter", "Rows of prompts that were computed.", st->n_prefill_tokens);
-    RANK_FAMILY(w, "epx_decode_rows_total", "counter", "Rows of decoding that were computed.", st->n_decode_tokens);
+    DP_FAMILY(w, "sglang:prompt_tokens_total", "counter", "Tokens of prompts that were computed.", st->n_prompt_tokens);
+    DP_FAMILY(w, "sglang:cached_tokens_total", "counter", "Of the prompts, tokens whose KV was found in the prefix cache.",
+              st->n_cached_tokens);
+    DP_FAMILY(w, "sglang:generation_tokens_total", "counter", "Generated tokens.", st->n_generated_tokens);
+    DP_FAMILY(w, "sglang:num_requests_total", "counter", "Requests that have ended.", me->n_requests);
+    DP_FAMILY(w, "sglang:num_aborted_requests_total", "counter", "Of these, cancelled: the client left, or an abort.",
+              me->n_aborted);
+    DP_FAMILY(w, "epx_failed_requests_total", "counter", "Of these, ended by an error of the engine.", me->n_failed);
+    DP_FAMILY(w, "epx_retracted_requests_total", "counter", "Times that a request had to wait again for KV.", st->n_retracted);
+    DP_FAMILY(w, "epx_steps_total", "counter", "Forward steps.", st->n_steps);
+    DP_FAMILY(w, "epx_prefill_rows_total", "counter", "Rows of prompts that were computed.", st->n_prefill_tokens);
+    DP_FAMILY(w, "epx_decode_rows_total", "counter", "Rows of decoding that were computed.", st->n_decode_tokens);
 }
 
 static void latency(writer_t *w, epx_latency_t what, const char *name, const char *help) {
     int n;
     const double *bound = epx_latency_bounds(what, &n);
     family(w, name, "histogram", help);
-    for (int rank = 0; rank < w->r->n_ranks; rank++) {
-        const epx_latency_hist_t *h = &w->r->metrics[rank].latency[what];
+    for (int dp = 0; dp < w->r->n_dp; dp++) {
+        const epx_latency_hist_t *h = &w->r->metrics[dp].latency[what];
         uint64_t sum = 0;
         for (int i = 0; i < n; i++) {
             sum += h->n[i];
-            PUT(w, "%s_bucket{%s,dp_rank=\"%d\",le=\"%g\"} %" PRIu64 "\n", name, epx_str_z(&w->model), rank, bound[i], sum);
+            PUT(w, "%s_bucket{%s,dp_rank=\"%d\",le=\"%g\"} %" PRIu64 "\n", name, epx_str_z(&w->model), dp, bound[i], sum);
         }
         sum += h->n[n];
-        PUT(w, "%s_bucket{%s,dp_rank=\"%d\",le=\"+Inf\"} %" PRIu64 "\n", name, epx_str_z(&w->model), rank, sum);
-        PUT(w, "%s_sum{%s,dp_rank=\"%d\"} %.9g\n", name, epx_str_z(&w->model), rank, h->sum_s);
-        PUT(w, "%s_count{%s,dp_rank=\"%d\"} %" PRIu64 "\n", name, epx_str_z(&w->model), rank, sum);
+        PUT(w, "%s_bucket{%s,dp_rank=\"%d\",le=\"+Inf\"} %" PRIu64 "\n", name, epx_str_z(&w->model), dp, sum);
+        PUT(w, "%s_sum{%s,dp_rank=\"%d\"} %.9g\n", name, epx_str_z(&w->model), dp, h->sum_s);
+        PUT(w, "%s_count{%s,dp_rank=\"%d\"} %" PRIu64 "\n", name, epx_str_z(&w->model), dp, sum);
     }
 }
 
@@ -108,6 +108,8 @@ static void write_latencies(writer_t *w) {
 
 static const char *const phases[EPX_N_PHASES] = {"dispatch", "combine"};
 
+static int dp_of(const writer_t *w, int rank) { return rank / w->r->ranks_per_dp; }
+
 /* Rows and bytes between two ranks; with exact sums one row a (token, expert) pair comes back, else one a (token, rank) pair. */
 static void peers(writer_t *w, const char *name, const char *help, int in_bytes) {
     const epx_rank_info_t *info = &w->r->status.info;
@@ -119,15 +121,16 @@ static void peers(writer_t *w, const char *name, const char *help, int in_bytes)
                 int is_pairs = p == EPX_PHASE_COMBINE && info->combine == EPX_COMBINE_EXACT;
                 uint64_t rows = is_pairs ? st->pairs_sent[peer] : st->rows_sent[peer];
                 int scale = !in_bytes ? 1 : p == EPX_PHASE_DISPATCH ? info->dispatch_row_bytes : info->combine_row_bytes;
-                PUT(w, "%s{%s,dp_rank=\"%d\",peer=\"%d\",phase=\"%s\"} %" PRIu64 "\n", name, epx_str_z(&w->model), rank, peer,
-                    phases[p], rows * (uint64_t)scale);
+                PUT(w, "%s{%s,dp_rank=\"%d\",rank=\"%d\",peer=\"%d\",phase=\"%s\"} %" PRIu64 "\n", name, epx_str_z(&w->model),
+                    dp_of(w, rank), rank, peer, phases[p], rows * (uint64_t)scale);
             }
 }
 
 static void phase_hist(writer_t *w, int rank, int phase, const char *part, const epx_time_hist_t *h) {
     char labels[96];
     uint64_t sum = 0;
-    snprintf(labels, sizeof labels, "dp_rank=\"%d\",phase=\"%s\",part=\"%s\"", rank, phases[phase], part);
+    snprintf(labels, sizeof labels, "dp_rank=\"%d\",rank=\"%d\",phase=\"%s\",part=\"%s\"", dp_of(w, rank), rank, phases[phase],
+             part);
     for (int i = 0; i < EPX_TIME_BUCKETS - 1; i++) {
         sum += h->n[i];
         PUT(w, "epx_exchange_seconds_bucket{%s,%s,le=\"%g\"} %" PRIu64 "\n", epx_str_z(&w->model), labels,
@@ -145,8 +148,9 @@ static void write_exchange(writer_t *w) {
     family(w, "epx_exchange_moved_bytes_total", "counter", "Bytes that the exchange moved to other ranks, tables included.");
     for (int rank = 0; rank < w->r->n_ranks; rank++)
         for (int p = 0; p < EPX_N_PHASES; p++)
-            PUT(w, "epx_exchange_moved_bytes_total{%s,dp_rank=\"%d\",phase=\"%s\"} %" PRIu64 "\n", epx_str_z(&w->model), rank,
-                phases[p], p == EPX_PHASE_DISPATCH ? w->r->stats[rank].dispatch_bytes : w->r->stats[rank].combine_bytes);
+            PUT(w, "epx_exchange_moved_bytes_total{%s,dp_rank=\"%d\",rank=\"%d\",phase=\"%s\"} %" PRIu64 "\n",
+                epx_str_z(&w->model), dp_of(w, rank), rank, phases[p],
+                p == EPX_PHASE_DISPATCH ? w->r->stats[rank].dispatch_bytes : w->r->stats[rank].combine_bytes);
     family(w, "epx_exchange_seconds", "histogram",
            "Time of one layer's dispatch or combine: waiting for peers (wait) and the rest (copy).");
     for (int rank = 0; rank < w->r->n_ranks; rank++)

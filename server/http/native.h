@@ -27,9 +27,9 @@ typedef struct {
 } epx_native_t;
 
 /* Parse the body of /generate. *out_req receives prompts, n, stream; *out_own the rest. EPX_ERR_ARG: *err says why and nothing is
- * left to free. n_ranks: legal DP ranks. */
-epx_status_t epx_native_parse(const char *body, size_t n_bytes, const epx_api_limits_t *lim, int n_ranks,
-                              epx_api_request_t *out_req, epx_native_t **out_own, epx_api_error_t *err);
+ * left to free. n_dp: legal DP ranks. */
+epx_status_t epx_native_parse(const char *body, size_t n_bytes, const epx_api_limits_t *lim, int n_dp, epx_api_request_t *out_req,
+                              epx_native_t **out_own, epx_api_error_t *err);
 void epx_native_free(void *own);
 /* Events, list or object of answers. */
 extern const epx_call_format_t epx_native_format;

@@ -6,10 +6,10 @@
 #include "base/clock.h"
 #include "server/http/native.h"
 
-static int n_ranks(epx_http_t *h) {
+static int n_dp(epx_http_t *h) {
     epx_cluster_status_t st;
     epx_cluster_status(h->cluster, &st);
-    return st.n_ranks;
+    return st.n_dp;
 }
 
 static epx_status_t no_memory(epx_api_error_t *err) { return epx_api_fail(err, 500, "internal_error", NULL, "out of memory"); }
@@ -72,7 +72,7 @@ static epx_status_t start(epx_http_t *h, struct MHD_Connection *conn, const epx_
     epx_api_request_t req;
     epx_native_t *own;
     if (epx_http_unavailable(h, err)) return EPX_ERR_STATE;
-    EPX_TRY(epx_native_parse(epx_str_z(body), body->n_bytes, &lim, n_ranks(h), &req, &own, err));
+    EPX_TRY(epx_native_parse(epx_str_z(body), body->n_bytes, &lim, n_dp(h), &req, &own, err));
     epx_call_t *c = make_call(h, conn, &req, own);
     return c ? submit(c, out, err) : no_memory(err);
 }

@@ -72,14 +72,15 @@ EPX_NATIVE_HANDLER(epx_native_model_info) {
                                         "served_model_name", h->model_name, "max_context_length", h->max_tokens));
 }
 
-static json_t *rank_state(const epx_reading_t *r, int rank) {
-    const epx_rank_stats_t *st = &r->stats[rank];
-    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:f, s:f, s:I, s:I, s:I}", "dp_rank", rank, "pid", r->status.pids[rank],
-                     "num_running_reqs", st->n_running, "num_queue_reqs", st->n_waiting, "num_used_tokens",
-                     (json_int_t)st->kv_used_tokens, "max_total_num_tokens", (json_int_t)st->kv_tokens, "token_usage",
-                     st->kv_tokens ? (double)st->kv_used_tokens / (double)st->kv_tokens : 0.0, "last_gen_throughput",
-                     r->metrics[rank].tokens_per_s, "num_steps", (json_int_t)st->n_steps, "prompt_tokens_total",
-                     (json_int_t)st->n_prompt_tokens, "generation_tokens_total", (json_int_t)st->n_generated_tokens);
+static json_t *dp_state(const epx_reading_t *r, int dp) {
+    const epx_rank_stats_t *st = epx_reading_dp(r, dp);
+    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:f, s:f, s:I, s:I, s:I}", "dp_rank", dp, "pid",
+                     r->status.pids[dp * r->ranks_per_dp], "num_running_reqs", st->n_running, "num_queue_reqs", st->n_waiting,
+                     "num_used_tokens", (json_int_t)st->kv_used_tokens, "max_total_num_tokens", (json_int_t)st->kv_tokens,
+                     "token_usage", st->kv_tokens ? (double)st->kv_used_tokens / (double)st->kv_tokens : 0.0,
+                     "last_gen_throughput", r->metrics[dp].tokens_per_s, "num_steps", (json_int_t)st->n_steps,
+                     "prompt_tokens_total", (json_int_t)st->n_prompt_tokens, "generation_tokens_total",
+                     (json_int_t)st->n_generated_tokens);
 }
 
 static json_t *server_info(epx_http_t *h, const epx_reading_t *r) {
@@ -91,7 +92,7 @@ static json_t *server_info(epx_http_t *h, const epx_reading_t *r) {
         i->backend, "exchange_transport", i->transport, "cpu_isa", i->isa, "num_layers", i->n_layers, "num_experts", i->n_experts,
         "num_experts_per_tok", i->top_k, "max_running_requests_per_rank", i->max_running, "chunked_prefill_size_per_rank",
         i->chunk_tokens, "max_total_num_tokens", (json_int_t)i->kv_tokens, "max_req_input_len", (json_int_t)h->max_tokens - 1);
-    for (int rank = 0; rank < r->n_ranks; rank++) json_array_append_new(states, rank_state(r, rank));
+    for (int dp = 0; dp < r->n_dp; dp++) json_array_append_new(states, dp_state(r, dp));
     json_object_update(root, more);
     json_decref(more);
     json_object_set_new(root, "internal_states", states);
@@ -117,9 +118,9 @@ EPX_NATIVE_HANDLER(epx_native_load_info) {
         json_decref(list);
         return result;
     }
-    for (int rank = 0; rank < r.n_ranks; rank++) {
-        const epx_rank_stats_t *st = &r.stats[rank];
-        json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:I}", "dp_rank", rank, "num_reqs", st->n_running + st->n_waiting,
+    for (int dp = 0; dp < r.n_dp; dp++) {
+        const epx_rank_stats_t *st = epx_reading_dp(&r, dp);
+        json_array_append_new(list, json_pack("{s:i, s:i, s:i, s:I}", "dp_rank", dp, "num_reqs", st->n_running + st->n_waiting,
                                               "num_waiting_reqs", st->n_waiting, "num_tokens", (json_int_t)st->kv_used_tokens));
     }
     epx_reading_fini(&r);

@@ -11,7 +11,7 @@ typedef struct {
     epx_api_request_t *req;
     epx_native_t *own;
     const json_t *params, *rid;
-    int n_ranks;
+    int n_dp;
 } parse_t;
 
 static epx_status_t no_memory(epx_api_error_t *err) { return epx_api_fail(err, 500, "internal_error", NULL, "out of memory"); }
@@ -222,8 +222,8 @@ static epx_status_t parse_input(parse_t *q, const char *name, const json_t *v) {
 static epx_status_t parse_dp_rank(parse_t *q, const char *name, const json_t *v) {
     char legal[64];
     if (json_is_null(v)) return EPX_OK;
-    snprintf(legal, sizeof legal, "null or an integer from 0 to %d", q->n_ranks - 1);
-    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= q->n_ranks)
+    snprintf(legal, sizeof legal, "null or an integer from 0 to %d", q->n_dp - 1);
+    if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= q->n_dp)
         return epx_api_bad_value(&q->p, name, v, legal);
     q->own->dp_rank_plus_1 = (int)json_integer_value(v) + 1;
     return EPX_OK;
@@ -272,12 +272,12 @@ static epx_status_t parse_root(parse_t *q, json_t *root) {
     return parse_rid(q);
 }
 
-epx_status_t epx_native_parse(const char *body, size_t n_bytes, const epx_api_limits_t *lim, int n_ranks,
-                              epx_api_request_t *out_req, epx_native_t **out_own, epx_api_error_t *err) {
+epx_status_t epx_native_parse(const char *body, size_t n_bytes, const epx_api_limits_t *lim, int n_dp, epx_api_request_t *out_req,
+                              epx_native_t **out_own, epx_api_error_t *err) {
     json_t *root = NULL;
     memset(out_req, 0, sizeof *out_req);
     EPX_TRY(epx_api_load_body(body, n_bytes, &root, err));
-    parse_t q = {.p = {.req = out_req, .lim = lim, .err = err}, .req = out_req, .n_ranks = n_ranks};
+    parse_t q = {.p = {.req = out_req, .lim = lim, .err = err}, .req = out_req, .n_dp = n_dp};
     q.own = calloc(1, sizeof *q.own);
     out_req->n = 1;
     epx_status_t s = q.own ? parse_root(&q, root) : no_memory(err);

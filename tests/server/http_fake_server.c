@@ -95,7 +95,8 @@ void epx_cluster_cancel(epx_cluster_t *c, uint64_t id) {
 void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
     (void)c;
     memset(out, 0, sizeof *out);
-    out->n_ranks = 2;
+    out->n_ranks = out->n_dp = 2;
+    out->ranks_per_dp = 1;
     out->info.kv_tokens = 1 << 20;
 }
 
