@@ -40,7 +40,8 @@ void epx_report_start(const epx_session_t *s, FILE *out) {
             i->kv_tokens, i->page_size, i->kv_bytes, i->exchange_bytes, i->max_context);
     fprintf(out, "scheduler  %s, prompts %s decodes, prefix cache %s, balance %s\n", o->schedule_policy,
             o->enable_mixed_chunk ? "together with" : "before", o->disable_radix_cache ? "off" : "on", o->load_balance_method);
-    fprintf(out, "exchange   %s: %s over %s, %s combine (%s)\n", p->name, i->backend, i->transport, o->a2a_combine, p->why);
+    fprintf(out, "exchange   %s: %s over %s, %s combine (%s); %d channel%s of %d tokens\n", p->name, i->backend, i->transport,
+            o->a2a_combine, p->why, i->n_channels, i->n_channels == 1 ? "" : "s", i->channel_tokens);
     fflush(out);
 }
 

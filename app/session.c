@@ -57,6 +57,7 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     r.max_prefill_tokens = (int)o->max_prefill_tokens;
     r.max_dispatch_tokens = (int)epx_settings_token_cap(NULL);
     r.mixed_chunk = o->enable_mixed_chunk;
+    r.two_batch_overlap = o->enable_two_batch_overlap;
     r.disable_prefix_cache = o->disable_radix_cache;
     r.schedule_policy = o->schedule_policy;
     r.conservativeness = o->schedule_conservativeness * (o->enable_dp_attention && o->dp > 1 ? DP_CONSERVATIVENESS : 1);

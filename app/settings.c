@@ -54,6 +54,9 @@ static const epx_option_t options[] = {
      "rank."},
     {"enable-mixed-chunk", NULL, EPX_OPTION_FLAG, AT(enable_mixed_chunk), 0, -1, NULL, NULL, ALL, NULL,
      "Steps with prompt chunks also decode. Without it prompts go before decodes."},
+    {"enable-two-batch-overlap", NULL, EPX_OPTION_FLAG, AT(enable_two_batch_overlap), 0, -1, NULL, NULL, ALL, NULL,
+     "Run a step in two halves of its tokens: while one half is on its way to or from its experts, the other computes. Same "
+     "text; see docs/serving.md for when it pays."},
     {"max-prefill-tokens", NULL, EPX_OPTION_INT, AT(max_prefill_tokens), 1, I31, NULL, NULL, ALL, "N",
      "Prompt tokens that one rank takes up in a step, unless one prompt alone is longer. Default 16384."},
     {"schedule-policy", NULL, EPX_OPTION_CHOICE, AT(schedule_policy), 0, -1, "fcfs|lpm",

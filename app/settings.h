@@ -29,6 +29,7 @@ typedef struct {
     int64_t max_running_requests, chunked_prefill_size; /* over all DP ranks, as in SGLang; 0: the engine's choice */
     int64_t max_prefill_tokens, max_queued_requests;    /* of a rank, 0: the engine's choice; -1: no limit */
     int enable_mixed_chunk, disable_radix_cache, enable_priority_scheduling;
+    int enable_two_batch_overlap;
     const char *schedule_policy, *load_balance_method;
     double schedule_conservativeness, mem_fraction_static;          /* the latter 0: unset */
     int64_t stream_interval, decode_log_interval, watchdog_timeout; /* the latter in s, 0: unset */

@@ -16,7 +16,8 @@ typedef struct {
 
 typedef enum { EPX_PHASE_DISPATCH = 0, EPX_PHASE_COMBINE, EPX_N_PHASES } epx_phase_t;
 
-/* One layer is one exchange: a dispatch and a combine. Both calls of a phase count as one value. */
+/* One layer is one exchange, or two in a step of two halves: a dispatch and a combine. Both calls of a phase count as one value.
+ */
 typedef struct {
     epx_time_hist_t wait[EPX_N_PHASES]; /* waiting for peers, as libepx counts it */
     epx_time_hist_t copy[EPX_N_PHASES]; /* the rest of the calls: packing, copying, summing */

@@ -83,6 +83,8 @@ typedef struct {
     int attn_tp;       /* ranks that run the same rows and may share the heads of attention; 0 and 1: none */
     int attn_rank;     /* among them */
     int max_rows;      /* largest n_rows of a batch of any rank, >= 1 */
+    int halves;        /* 1: every batch in which a rank has 2 rows or more is run in_halves, so the exchange has two channels of
+                          half the rows */
     epx_load_progress_t progress;
 } epx_model_load_t;
 
@@ -91,9 +93,10 @@ epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_loa
 /* NULL allowed. */
 void epx_model_destroy(epx_model_t *m);
 /* The exchange of all MoE layers; borrowed until destroy. Must be set before the first forward. Allocates the buffer of expert
- * outputs: n_ranks * max_rows * min(top_k, local experts) rows, the most that can arrive. */
+ * outputs: n_ranks * T * min(top_k, local experts) rows, the most that can arrive; T as max_tokens of the plan. */
 epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan);
-/* Fill the fields of a plan configuration that the model determines: hidden, top_k, n_experts, max_tokens, f32, lists. */
+/* Fill the fields of a plan configuration that the model determines: hidden, top_k, n_experts, max_tokens, n_channels, f32,
+ * lists. */
 void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg);
 /* 0: this rank computes all heads. 1: *out, which is initialised, is the exchange over the ranks that share them; then
  * epx_model_set_attention_plan() must be called before the first forward. The plan is borrowed until destroy. */
@@ -129,9 +132,14 @@ typedef struct {
     int32_t n_logits;           /* rows that want logits */
     const int32_t *logit_rows;  /* [n_logits] row indices */
     float *logits;              /* out [n_logits, vocab] */
+    /* 1, on all ranks or on none and only with load->halves: cut the rows in the middle; while one half is in the exchange the
+     * other computes. Same bits. */
+    int in_halves;
+    int32_t first; /* the model's own: 0. Row of the residual stream at which these rows begin, */
+    int channel;   /* and their channel of the exchange: 0 */
 } epx_batch_t;
 
-/* Called after each layer: ids, weights [n_rows, top_k] as the router chose them (NULL in a layer without experts); hidden
+/* Called after each layer, for each half of a batch in halves: ids, weights [n_rows, top_k] as the router chose them (NULL in a layer without experts); hidden
  * [n_rows, hidden] after the layer. All borrowed during the call. */
 typedef void (*epx_model_probe_fn)(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights,
                                    const float *hidden);

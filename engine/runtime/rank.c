@@ -83,6 +83,7 @@ static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
                              .attn_tp = r->attn_size,
                              .attn_rank = r->attn_rank,
                              .max_rows = r->max_rows,
+                             .halves = r->cfg.two_batch_overlap != 0,
                              .progress = {r->cfg.progress, r->cfg.progress_ctx}};
     return epx_model_create(mc, &load, r->ops, &r->model);
 }
@@ -110,6 +111,8 @@ static epx_status_t make_plan(epx_rank_t *r) {
     snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
     r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
     r->info.combine = pc.combine;
+    r->info.n_channels = pc.n_channels;
+    r->info.channel_tokens = pc.max_tokens;
     r->info.dispatch_row_bytes = row_bytes(pc.wire_dtype, pc.hidden);
     r->info.combine_row_bytes = row_bytes(pc.combine_dtype == EPX_BYTES ? pc.token_dtype : pc.combine_dtype, pc.hidden);
     return EPX_OK;
@@ -160,6 +163,7 @@ epx_status_t epx_rank_self_test(epx_rank_t *r, double factor) {
     if (r->cfg.tp == 1 || r->max_rows < EPX_SELF_TEST_TOKENS) return EPX_OK; /* one rank has nobody to differ from */
     epx_rank_plan_config(r, &pc);
     pc.max_tokens = EPX_SELF_TEST_TOKENS;
+    pc.n_channels = 1;
     EPX_TRY(epx_plan_create(r->group, &pc, &t.plan));
     s = epx_model_self_test(r->model, &t);
     epx_plan_destroy(t.plan);

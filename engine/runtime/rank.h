@@ -33,6 +33,8 @@ typedef struct {
     int max_prefill_tokens;  /* of one step, unless one prompt alone is longer; 0: 16384 */
     int max_dispatch_tokens; /* of this rank in one step, which the exchange is sized for; 0: what the sizes above need */
     int mixed_chunk;         /* 1: steps with prompt chunks decode too */
+    int two_batch_overlap;   /* 1: a step in which some rank has 2 tokens or more runs in two halves on all ranks; the exchange of
+                                one half overlaps the computation of the other */
     int disable_prefix_cache;
     const char *schedule_policy; /* "fcfs", "lpm" */
     double conservativeness;     /* of admission, see engine/sched/sched.h; 0: 1 */
@@ -109,10 +111,12 @@ typedef struct {
     int attn_tp;    /* ranks that share the heads of a request; below tp / dp where the architecture's attention is not cut */
     int max_tokens; /* most tokens of this rank in one step, which the exchange is sized for */
     int n_local_experts, page_size;
+    int n_channels, channel_tokens; /* of the exchange: 2 with two_batch_overlap, and tokens of this rank that each holds */
 } epx_rank_info_t;
 
 typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
+    uint64_t n_halved_steps; /* of n_steps, in two halves */
     uint64_t n_prompt_tokens, n_generated_tokens; /* of prompts whose first token was drawn; tokens drawn */
     int n_running, n_waiting;
     int64_t kv_used_tokens, kv_tokens;         /* in use by live requests, capacity */

@@ -126,7 +126,7 @@ static epx_status_t exchange_bytes(const epx_rank_t *r, uint64_t *out_bytes) {
     epx_rank_plan_config(r, &pc);
     epx_model_expert_range(m->n_experts, r->cfg.rank, r->cfg.tp, &first, &n_local);
     EPX_TRY(epx_plan_bytes(&pc, r->cfg.tp, &plan));
-    *out_bytes = plan + (uint64_t)r->cfg.tp * (uint64_t)r->max_rows * (uint64_t)(n_local < m->top_k ? n_local : m->top_k) *
+    *out_bytes = plan + (uint64_t)r->cfg.tp * (uint64_t)pc.max_tokens * (uint64_t)(n_local < m->top_k ? n_local : m->top_k) *
                             (uint64_t)m->hidden * sizeof(float);
     return EPX_OK;
 }

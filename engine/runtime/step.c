@@ -17,6 +17,14 @@ typedef struct {
 
 typedef enum { STEP_RUN, STEP_IDLE, STEP_AGAIN, STEP_STOP } verdict_t;
 
+/* What the ranks have agreed on. */
+typedef struct {
+    verdict_t verdict;
+    int in_halves; /* STEP_RUN: in two halves, on every rank */
+} agreed_t;
+
+enum { ROWS_FOR_HALVES = 2 }; /* of some rank; the exchange of a step in one piece holds less than that (engine/model/model.h) */
+
 typedef struct {
     epx_event_fn fn;
     void *ctx;
@@ -64,18 +72,19 @@ static epx_status_t lose(epx_rank_t *r, const sink_t *out, epx_status_t s) {
     return epx_fail(r->failed, "step %" PRIu64 ": %s", r->epoch, r->failure);
 }
 
-static epx_status_t agree(epx_rank_t *r, int32_t n_rows, verdict_t *out_v) {
+static epx_status_t agree(epx_rank_t *r, int32_t n_rows, agreed_t *out) {
     step_record_t mine = {.epoch = r->epoch, .wake_seq = r->wake_seq, .n_rows = n_rows, .stop = r->stop}, all[EPX_RANK_MAX_TP];
     mine.n_orders = r->n_orders_got;
     mine.n_waiting_orders = r->n_orders_got - r->n_orders_done;
     EPX_TRY(epx_group_allgather(r->group, &mine, sizeof mine, all, epx_rank_timeout_ns(r)));
-    int n_busy = 0, n_stop = 0, same_wake = 1, first = r->cfg.rank - r->attn_rank;
+    int n_busy = 0, n_stop = 0, same_wake = 1, most = 0, first = r->cfg.rank - r->attn_rank;
     r->n_orders_all = all[first].n_orders;
     for (int i = 0; i < r->cfg.tp; i++) {
         if (all[i].epoch != mine.epoch)
             return epx_fail(EPX_ERR_INTERNAL, "step agreement: rank %d is in step %" PRIu64 ", rank %d in step %" PRIu64, i,
                             all[i].epoch, r->cfg.rank, mine.epoch);
         n_busy += all[i].n_rows > 0;
+        if (all[i].n_rows > most) most = all[i].n_rows;
         n_stop += all[i].stop != 0;
         same_wake &= all[i].wake_seq == all[0].wake_seq && all[i].n_waiting_orders == 0;
         if (i >= first && i < first + r->attn_size && all[i].n_orders < r->n_orders_all) r->n_orders_all = all[i].n_orders;
@@ -84,9 +93,10 @@ static epx_status_t agree(epx_rank_t *r, int32_t n_rows, verdict_t *out_v) {
                             i - i % r->attn_size, i, all[i - i % r->attn_size].n_rows, all[i].n_rows);
     }
     r->epoch++;
-    if (n_stop == r->cfg.tp) *out_v = STEP_STOP;
-    else if (n_busy) *out_v = STEP_RUN;
-    else *out_v = same_wake && n_stop == 0 ? STEP_AGAIN : STEP_IDLE; /* with a stop under way nobody may block */
+    out->in_halves = r->cfg.two_batch_overlap && most >= ROWS_FOR_HALVES;
+    if (n_stop == r->cfg.tp) out->verdict = STEP_STOP;
+    else if (n_busy) out->verdict = STEP_RUN;
+    else out->verdict = same_wake && n_stop == 0 ? STEP_AGAIN : STEP_IDLE; /* with a stop under way nobody may block */
     return EPX_OK;
 }
 
@@ -156,9 +166,10 @@ static const float *use_logits(epx_rank_t *r, const sink_t *out, const epx_sched
     return logits + r->info.vocab;
 }
 
-static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb) {
+static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb, int in_halves) {
     epx_batch_t b;
     make_batch(r, sb, &b);
+    b.in_halves = in_halves;
     epx_rank_log_batch(r, sb);
     epx_rank_enter(r, EPX_AT_FORWARD, sb->n_rows);
     EPX_TRY(epx_model_forward(r->model, &b));
@@ -166,6 +177,7 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     note_cached(sb);
     epx_sched_computed(r->sched, sb);
     r->stats.n_steps++;
+    r->stats.n_halved_steps += (uint64_t)in_halves;
     r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
     r->stats.n_decode_tokens += (uint64_t)sb->n_decode_rows;
     const float *logits = r->logits;
@@ -183,7 +195,7 @@ static void report_refused(void *ctx, const epx_sched_request_t *q) {
 epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
     const sink_t out = {r->attn_rank == 0 ? on_event : NULL, ctx}; /* the others of an attention group would say the same */
     epx_sched_batch_t sb;
-    verdict_t v;
+    agreed_t agreed;
     if (r->failed < 0) return epx_fail(r->failed, "the rank has failed: %s", r->failure);
     epx_rank_apply_orders(r, report_refused, (void *)(uintptr_t)&out);
     for (epx_seq_t *q = epx_sched_take_cancelled(r->sched); q; q = epx_sched_take_cancelled(r->sched)) {
@@ -192,15 +204,15 @@ epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
     }
     epx_sched_next(r->sched, &sb);
     epx_rank_enter(r, EPX_AT_AGREE, sb.n_rows);
-    epx_status_t s = agree(r, sb.n_rows, &v);
-    if (s == EPX_OK && v == STEP_RUN) s = run(r, &out, &sb);
+    epx_status_t s = agree(r, sb.n_rows, &agreed);
+    if (s == EPX_OK && agreed.verdict == STEP_RUN) s = run(r, &out, &sb, agreed.in_halves);
     epx_rank_enter(r, EPX_AT_IDLE, 0);
     if (s < 0) return lose(r, &out, s);
-    if (v == STEP_STOP) {
+    if (agreed.verdict == STEP_STOP) {
         end_all(r, &out, EPX_FINISH_CANCELLED, NULL);
         return epx_fail(EPX_ERR_ABORTED, "stopped as asked");
     }
-    return v == STEP_AGAIN ? EPX_AGAIN : EPX_OK;
+    return agreed.verdict == STEP_AGAIN ? EPX_AGAIN : EPX_OK;
 }
 
 /* ---- direct logits ---- */
@@ -242,7 +254,8 @@ static epx_status_t run_direct(epx_rank_t *r, const direct_t *d) {
                          .kv = epx_kv_store_layers(r->kv),
                          .n_logits = n,
                          .logit_rows = r->logit_rows,
-                         .logits = d->out + (n ? (size_t)first * (size_t)r->info.vocab : 0)};
+                         .logits = d->out + (n ? (size_t)first * (size_t)r->info.vocab : 0),
+                         .in_halves = r->cfg.two_batch_overlap && d->max_n - first >= ROWS_FOR_HALVES && chunk >= ROWS_FOR_HALVES};
         EPX_TRY(epx_model_forward(r->model, &b));
     }
     return EPX_OK;

@@ -1,5 +1,5 @@
 /* The row rule as a property: the logits behind every generated token have the same bits whatever else is in the batch, for any
- * number of ranks and threads, chunk and page size, arrival order, and by prefill or by decode. Random configurations, one fixed
+ * number of ranks and threads, chunk and page size, arrival order, in one piece or in halves, and by prefill or by decode. Random configurations, one fixed
  * set of requests. Also: the library's row counters against counts made from the router's ids. Seed: EPX_TEST_SEED. */
 #include <string.h>
 
@@ -153,8 +153,9 @@ static void random_config(prop_t *p, uint64_t key, char *what, size_t n_what) {
     c.page_size = 1 + (int)(epx_philox_u32(key, 3) % 70);
     c.max_running = 1 + (int)(epx_philox_u32(key, 4) % 10);
     c.moe_a2a_backend = backends[epx_philox_u32(key, 5) % 2];
-    snprintf(what, n_what, "%s: %d ranks, %d threads, chunk %d, page %d, %d running, %s", p->model, c.tp, c.n_threads,
-             c.chunk_tokens, c.page_size, c.max_running, c.moe_a2a_backend);
+    c.two_batch_overlap = (int)(epx_philox_u32(key, 6) % 2);
+    snprintf(what, n_what, "%s: %d ranks, %d threads, chunk %d, page %d, %d running, %s%s", p->model, c.tp, c.n_threads,
+             c.chunk_tokens, c.page_size, c.max_running, c.moe_a2a_backend, c.two_batch_overlap ? ", in halves" : "");
     p->what = what;
     p->key = key;
     p->w = c.tp;

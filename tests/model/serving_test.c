@@ -1,5 +1,5 @@
 /* Serving under pressure gives the text that a request gets alone: KV pools that run out, retraction, cancels, shared prefixes,
- * chunks, mixing, policies, several ranks, idle ranks. Compared are logits, bit for bit, of every drawn token. Seed:
+ * chunks, mixing, policies, several ranks, idle ranks, steps in halves. Compared are logits, bit for bit, of every drawn token. Seed:
  * EPX_TEST_SEED. */
 #include <string.h>
 
@@ -183,12 +183,27 @@ static void check_one_rank(const exam_t *alone) {
     CHECK(n_retracted > 3, "the pools ran out only %d times", (int)n_retracted);
 }
 
+/* All ranks run the same steps in halves, also those without rows; single decodes, and everything without the flag, in one piece. */
+static void check_halves(const exam_t *x, const epx_rank_config_t *c, const char *what) {
+    const epx_rank_stats_t *s = &x->stats[0];
+    for (int i = 0; i < c->tp; i++)
+        CHECK(x->stats[i].n_halved_steps == s->n_halved_steps && x->stats[i].n_steps == s->n_steps,
+              "%s: rank %d ran %llu of %llu steps in halves, rank 0 %llu of %llu", what, i,
+              (unsigned long long)x->stats[i].n_halved_steps, (unsigned long long)x->stats[i].n_steps,
+              (unsigned long long)s->n_halved_steps, (unsigned long long)s->n_steps);
+    CHECK(c->two_batch_overlap ? s->n_halved_steps > 20 : s->n_halved_steps == 0, "%s: %llu steps in halves", what,
+          (unsigned long long)s->n_halved_steps);
+}
+
 /* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
 static void check_ranks(const exam_t *alone) {
     /* ranks, idle, dp */
-    static const int layouts[][3] = {{2, 0, 2}, {4, 0, 4}, {4, 3, 4}, {3, 1, 3}, {2, 0, 1}, {4, 0, 2}, {4, 2, 2}, {4, 0, 1}};
-    static const char *const backends[] = {"pplx", "none", "auto", "pplx", "pplx", "pplx", "none", "none"};
-    for (int i = 0; i < 8; i++) {
+    static const int layouts[][4] = {{2, 0, 2}, {4, 0, 4}, {4, 3, 4}, {3, 1, 3}, {2, 0, 1}, {4, 0, 2}, {4, 2, 2}, {4, 0, 1},
+                                     /* the last: steps in two halves */
+                                     {2, 0, 2, 1}, {4, 3, 4, 1}, {4, 2, 2, 1}, {4, 0, 1, 1}};
+    static const char *const backends[] = {"pplx", "none", "auto", "pplx", "pplx", "pplx",
+                                           "none", "none", "pplx", "none", "pplx", "auto"};
+    for (int i = 0; i < 12; i++) {
         char what[96];
         epx_rank_config_t c = small_config(g_model, layouts[i][0]);
         c.n_threads = 1;
@@ -196,9 +211,13 @@ static void check_ranks(const exam_t *alone) {
         c.chunk_tokens = 40;
         c.moe_a2a_backend = backends[i];
         c.dp = layouts[i][2];
+        c.two_batch_overlap = layouts[i][3];
+        c.mixed_chunk = i == 8;
         c.max_total_tokens = c.dp < c.tp ? 130 : 400; /* divided attention also retracts */
         exam_t got = run(&c, layouts[i][1]);
-        snprintf(what, sizeof what, "%d ranks, dp %d, %d idle, %s", c.tp, c.dp, layouts[i][1], backends[i]);
+        snprintf(what, sizeof what, "%d ranks, dp %d, %d idle, %s%s%s", c.tp, c.dp, layouts[i][1], backends[i],
+                 c.two_batch_overlap ? ", in halves" : "", c.mixed_chunk ? ", mixed" : "");
+        check_halves(&got, &c, what);
         check_same(&got, alone, what);
         report(&got, what);
         CHECK(got.rows_of_idle_rank == 0, "%s: an idle rank computed %d rows", what, got.rows_of_idle_rank);

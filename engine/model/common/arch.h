@@ -129,6 +129,7 @@ typedef struct {
 struct epx_model {
     epx_model_config_t cfg;
     int rank, n_ranks, max_rows;
+    int halves, max_part; /* steps may run in two halves; most rows that are exchanged at once */
     int first_expert, n_local_experts;
     epx_ops_t *ops;   /* borrowed */
     epx_plan_t *plan; /* borrowed */
@@ -153,7 +154,7 @@ struct epx_model {
     float *router;           /* n_experts */
     int32_t *ids;            /* top_k */
     float *weights;          /* top_k */
-    float *expert_out;       /* [n_ranks * max_rows * min(top_k, El), hidden] */
+    float *expert_out;       /* [n_ranks * max_part * min(top_k, El), hidden] */
     size_t expert_out_bytes; /* mapped */
     float *inv_freq;         /* [rope_dim / 2] */
 
@@ -169,7 +170,12 @@ const epx_arch_t *epx_arch_at(int i);
 /* Load the views of the rank's share (weights.c). */
 epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load);
 
-/* ---- blocks (blocks.c): each runs on the first b->n_rows rows of the scratch ---- */
+/* The residual stream of the batch's rows. */
+static inline float *epx_residual(const epx_model_t *m, const epx_batch_t *b) {
+    return m->h + (int64_t)b->first * m->cfg.hidden;
+}
+
+/* ---- blocks (blocks.c): each runs on the batch's rows ---- */
 
 /* The whole forward pass: embedding, layers of `attention` and a dense or MoE feed-forward, logits. */
 typedef epx_status_t (*epx_attention_fn)(epx_model_t *m, const epx_batch_t *b, int layer);

@@ -37,7 +37,7 @@ epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
     if (b->n_rows == 0) return EPX_OK;
     int64_t n = b->n_rows, n_q = (int64_t)h->n_q * c->head_dim, n_kv = (int64_t)h->n_kv * c->head_dim, ld = n_q + 2 * n_kv;
     float *q = m->qkv, *k = q + n_q, *v = k + n_kv;
-    epx_ops_rmsnorm(m->ops, m->h, &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
+    epx_ops_rmsnorm(m->ops, epx_residual(m, b), &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
     project_heads(m, &w[EPX_SLOT_Q], &w[EPX_SLOT_Q_BIAS], h->first_q, h->n_q, n, q, ld);
     project_heads(m, &w[EPX_SLOT_K], &w[EPX_SLOT_K_BIAS], h->first_kv, h->n_kv, n, k, ld);
     project_heads(m, &w[EPX_SLOT_V], &w[EPX_SLOT_V_BIAS], h->first_kv, h->n_kv, n, v, ld);
@@ -46,7 +46,7 @@ epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
     epx_ops_attention(m->ops, &attn, q, ld, b->rows, n, &b->kv[layer], m->attn, n_q);
     if (h->tp > 1) EPX_TRY(epx_attention_gather(m, w, n));
     else epx_ops_linear(m->ops, m->attn, n_q, &w[EPX_SLOT_O], &w[EPX_SLOT_O_BIAS], n, m->proj, c->hidden);
-    epx_ops_add(m->ops, m->h, m->proj, n, c->hidden);
+    epx_ops_add(m->ops, epx_residual(m, b), m->proj, n, c->hidden);
     return EPX_OK;
 }
 
@@ -103,7 +103,7 @@ epx_status_t epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
     const int64_t n = b->n_rows, n_q = (int64_t)c->n_heads * c->head_dim, ld = n_q + c->head_dim;
     const int64_t n_lat = (int64_t)c->n_heads * a->kv_lora, n_v = (int64_t)c->n_heads * a->v;
     float *k = m->qkv + n_q;
-    epx_ops_rmsnorm(m->ops, m->h, &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
+    epx_ops_rmsnorm(m->ops, epx_residual(m, b), &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
     mla_queries(m, w, n, m->q);
     mla_absorb(m, &w[EPX_SLOT_KV_B], m->q, n, ld);
     epx_ops_linear(m->ops, m->norm, c->hidden, &w[EPX_SLOT_KV_A], NULL, n, k, ld);
@@ -115,7 +115,7 @@ epx_status_t epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
         epx_ops_linear(m->ops, m->attn + h * a->kv_lora, n_lat, &value, NULL, n, m->q + h * a->v, n_v);
     }
     epx_ops_linear(m->ops, m->q, n_v, &w[EPX_SLOT_O], NULL, n, m->proj, c->hidden);
-    epx_ops_add(m->ops, m->h, m->proj, n, c->hidden);
+    epx_ops_add(m->ops, epx_residual(m, b), m->proj, n, c->hidden);
     return EPX_OK;
 }
 

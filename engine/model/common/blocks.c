@@ -1,12 +1,13 @@
 /* Building blocks that architectures are put together from: ends of the model, feed-forward, experts. Attention is in
  * attention.c. Scratch is the model's; nothing allocates. A rank without rows computes nothing but takes part in every exchange.
- */
+ * The residual stream, the choice of experts and the shared expert's output have a place for every row of a step; all other
+ * scratch is used by one part of a step at a time. */
 #include <string.h>
 
 #include "engine/model/common/arch.h"
 
 void epx_block_embed(epx_model_t *m, const epx_batch_t *b) {
-    if (b->n_rows) epx_ops_embed(m->ops, &m->w[EPX_SLOT_EMBED], b->tokens, b->n_rows, m->h);
+    if (b->n_rows) epx_ops_embed(m->ops, &m->w[EPX_SLOT_EMBED], b->tokens, b->n_rows, epx_residual(m, b));
 }
 
 /* The dense feed-forward or the shared expert of a layer. */
@@ -19,15 +20,24 @@ static void ffn(epx_model_t *m, int layer, const float *x, int64_t n, int64_t si
 void epx_block_dense(epx_model_t *m, const epx_batch_t *b, int layer) {
     const epx_model_config_t *c = &m->cfg;
     if (b->n_rows == 0) return;
-    epx_ops_rmsnorm(m->ops, m->h, &m->layers[layer].w[EPX_SLOT_FFN_NORM], c->rms_eps, b->n_rows, c->hidden, m->norm);
+    float *h = epx_residual(m, b);
+    epx_ops_rmsnorm(m->ops, h, &m->layers[layer].w[EPX_SLOT_FFN_NORM], c->rms_eps, b->n_rows, c->hidden, m->norm);
     ffn(m, layer, m->norm, b->n_rows, c->dense_ffn, m->proj);
-    epx_ops_add(m->ops, m->h, m->proj, b->n_rows, c->hidden);
+    epx_ops_add(m->ops, h, m->proj, b->n_rows, c->hidden);
+}
+
+static int32_t *ids_of(const epx_model_t *m, const epx_batch_t *b) { return m->ids + (int64_t)b->first * m->cfg.top_k; }
+static float *weights_of(const epx_model_t *m, const epx_batch_t *b) { return m->weights + (int64_t)b->first * m->cfg.top_k; }
+static float *shared_of(const epx_model_t *m, const epx_batch_t *b) { return m->shared + (int64_t)b->first * m->cfg.hidden; }
+static float *gate_of(const epx_model_t *m, const epx_batch_t *b) {
+    return m->shared + (int64_t)m->max_rows * m->cfg.hidden + b->first;
 }
 
 /* Norm into the exchange's own rows x, so that dispatch copies nothing; then the choice of experts. */
-static void route(epx_model_t *m, int32_t n, int layer, float *x) {
+static void route(epx_model_t *m, const epx_batch_t *b, int layer, float *x) {
     const epx_model_config_t *c = &m->cfg;
     const epx_weight_t *w = m->layers[layer].w;
+    const int32_t n = b->n_rows;
     const epx_router_t r = {.n_experts = c->n_experts,
                             .top_k = c->top_k,
                             .score = c->score,
@@ -37,59 +47,87 @@ static void route(epx_model_t *m, int32_t n, int layer, float *x) {
                             .top_groups = c->top_groups,
                             .group_best = c->group_best,
                             .bias = &w[EPX_SLOT_CORRECTION_BIAS]};
-    epx_ops_rmsnorm(m->ops, m->h, &w[EPX_SLOT_FFN_NORM], c->rms_eps, n, c->hidden, x);
+    epx_ops_rmsnorm(m->ops, epx_residual(m, b), &w[EPX_SLOT_FFN_NORM], c->rms_eps, n, c->hidden, x);
     epx_ops_linear(m->ops, x, c->hidden, &w[EPX_SLOT_ROUTER], &w[EPX_SLOT_ROUTER_BIAS], n, m->router, c->n_experts);
-    epx_ops_router(m->ops, &r, m->router, n, m->ids, m->weights);
+    epx_ops_router(m->ops, &r, m->router, n, ids_of(m, b), weights_of(m, b));
 }
 
-/* The shared expert of this rank's own rows, while the exchange is under way; its gate's logits follow the rows. */
-static void shared_expert(epx_model_t *m, int64_t n, int layer, const float *x) {
+/* The shared expert of this rank's own rows, while the exchange is under way; its gate's logits lie behind those of all rows. */
+static void shared_expert(epx_model_t *m, const epx_batch_t *b, int layer, const float *x) {
     const epx_weight_t *gate = &m->layers[layer].w[EPX_SLOT_SHARED_GATE];
+    const int64_t n = b->n_rows;
     if (n == 0 || m->cfg.shared_ffn == 0) return;
-    ffn(m, layer, x, n, m->cfg.shared_ffn, m->shared);
-    if (gate->data) epx_ops_linear(m->ops, x, m->cfg.hidden, gate, NULL, n, m->shared + n * m->cfg.hidden, 1);
+    ffn(m, layer, x, n, m->cfg.shared_ffn, shared_of(m, b));
+    if (gate->data) epx_ops_linear(m->ops, x, m->cfg.hidden, gate, NULL, n, gate_of(m, b), 1);
 }
 
-static void add_parts(epx_model_t *m, int64_t n, int layer) {
-    int64_t hidden = m->cfg.hidden;
+static void add_parts(epx_model_t *m, const epx_batch_t *b, int layer) {
+    const int64_t hidden = m->cfg.hidden, n = b->n_rows;
+    float *h = epx_residual(m, b);
     if (n == 0) return;
-    epx_ops_add(m->ops, m->h, m->proj, n, hidden);
+    epx_ops_add(m->ops, h, m->proj, n, hidden);
     if (m->cfg.shared_ffn == 0) return;
-    if (m->layers[layer].w[EPX_SLOT_SHARED_GATE].data)
-        epx_ops_add_gated(m->ops, m->h, m->shared, m->shared + n * hidden, n, hidden);
-    else epx_ops_add(m->ops, m->h, m->shared, n, hidden);
+    if (m->layers[layer].w[EPX_SLOT_SHARED_GATE].data) epx_ops_add_gated(m->ops, h, shared_of(m, b), gate_of(m, b), n, hidden);
+    else epx_ops_add(m->ops, h, shared_of(m, b), n, hidden);
+}
+
+/* ---- experts: three parts, so that the exchange of one half of a step can be under way while the other computes ---- */
+
+/* Rows that are in an exchange. */
+typedef struct {
+    epx_io_t io;
+    epx_meter_mark_t mark;
+} flight_t;
+
+/* Router and dispatch_send. */
+static epx_status_t begin_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
+    void *x;
+    EPX_TRY(epx_plan_input(m->plan, b->channel, &x));
+    if (b->n_rows) route(m, b, layer, x);
+    epx_io_init(&f->io);
+    f->io.channel = b->channel;
+    f->io.x = x;
+    f->io.ids = ids_of(m, b);
+    f->io.weights = weights_of(m, b);
+    f->io.n_tokens = b->n_rows;
+    epx_meter_add_rows(&m->meter, layer, f->io.ids, b->n_rows, m->cfg.top_k);
+    epx_meter_begin(m->plan, &f->mark);
+    EPX_TRY(epx_dispatch_send(m->plan, &f->io));
+    epx_meter_pause(m->plan, &f->mark);
+    return EPX_OK;
+}
+
+/* Shared expert, dispatch_recv, local experts, combine_send, which reads all of expert_out. */
+static epx_status_t run_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
+    epx_lists_t lists;
+    shared_expert(m, b, layer, f->io.x);
+    epx_meter_resume(m->plan, &f->mark);
+    EPX_TRY(epx_dispatch_recv(m->plan, &f->io));
+    epx_meter_end(&m->meter, m->plan, EPX_PHASE_DISPATCH, &f->mark);
+    EPX_TRY(epx_plan_lists(m->plan, b->channel, &lists));
+    if (lists.n_rows) epx_ops_experts(m->ops, &lists, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
+    f->io.x = m->expert_out;
+    f->io.out_x = m->proj;
+    epx_meter_begin(m->plan, &f->mark);
+    EPX_TRY(epx_combine_send(m->plan, &f->io));
+    epx_meter_pause(m->plan, &f->mark);
+    return EPX_OK;
+}
+
+/* combine_recv and the sums. */
+static epx_status_t end_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
+    epx_meter_resume(m->plan, &f->mark);
+    EPX_TRY(epx_combine_recv(m->plan, &f->io));
+    epx_meter_end(&m->meter, m->plan, EPX_PHASE_COMBINE, &f->mark);
+    add_parts(m, b, layer);
+    return EPX_OK;
 }
 
 epx_status_t epx_block_moe(epx_model_t *m, const epx_batch_t *b, int layer) {
-    void *x;
-    epx_lists_t lists;
-    epx_io_t io;
-    epx_meter_mark_t mark;
-    EPX_TRY(epx_plan_input(m->plan, 0, &x));
-    if (b->n_rows) route(m, b->n_rows, layer, x);
-    epx_io_init(&io);
-    io.x = x;
-    io.ids = m->ids;
-    io.weights = m->weights;
-    io.n_tokens = b->n_rows;
-    epx_meter_add_rows(&m->meter, layer, m->ids, b->n_rows, m->cfg.top_k);
-    epx_meter_begin(m->plan, &mark);
-    EPX_TRY(epx_dispatch_send(m->plan, &io));
-    epx_meter_pause(m->plan, &mark);
-    shared_expert(m, b->n_rows, layer, x);
-    epx_meter_resume(m->plan, &mark);
-    EPX_TRY(epx_dispatch_recv(m->plan, &io));
-    epx_meter_end(&m->meter, m->plan, EPX_PHASE_DISPATCH, &mark);
-    EPX_TRY(epx_plan_lists(m->plan, 0, &lists));
-    if (lists.n_rows) epx_ops_experts(m->ops, &lists, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
-    io.x = m->expert_out;
-    io.out_x = m->proj;
-    epx_meter_begin(m->plan, &mark);
-    EPX_TRY(epx_combine_send(m->plan, &io));
-    EPX_TRY(epx_combine_recv(m->plan, &io));
-    epx_meter_end(&m->meter, m->plan, EPX_PHASE_COMBINE, &mark);
-    add_parts(m, b->n_rows, layer);
-    return EPX_OK;
+    flight_t f;
+    EPX_TRY(begin_experts(m, b, layer, &f));
+    EPX_TRY(run_experts(m, b, layer, &f));
+    return end_experts(m, b, layer, &f);
 }
 
 void epx_block_logits(epx_model_t *m, const epx_batch_t *b) {
@@ -105,17 +143,68 @@ void epx_block_logits(epx_model_t *m, const epx_batch_t *b) {
 /* Hand the layer's routing and residual stream to the probe, if any. */
 static void probe(const epx_model_t *m, const epx_batch_t *b, int layer) {
     const int routed = layer >= m->cfg.n_dense_layers;
-    if (m->probe) m->probe(m->probe_ctx, layer, b->n_rows, routed ? m->ids : NULL, routed ? m->weights : NULL, m->h);
+    if (m->probe)
+        m->probe(m->probe_ctx, layer, b->n_rows, routed ? ids_of(m, b) : NULL, routed ? weights_of(m, b) : NULL,
+                 epx_residual(m, b));
+}
+
+/* ---- a step in two halves ---- */
+
+typedef struct {
+    epx_batch_t b; /* these rows, on a channel of their own */
+    flight_t f;
+} half_t;
+
+static void cut(const epx_batch_t *b, half_t halves[2]) {
+    const int32_t n = (b->n_rows + 1) / 2;
+    halves[0].b = halves[1].b = *b;
+    halves[0].b.n_rows = n;
+    halves[1].b.n_rows = b->n_rows - n;
+    halves[1].b.first = n;
+    halves[1].b.channel = 1;
+    halves[1].b.tokens += n;
+    halves[1].b.rows += n;
+}
+
+static int has_experts(const epx_model_t *m, int layer) { return layer >= m->cfg.n_dense_layers; }
+
+/* What is left of the layer before, then this layer up to where its rows leave. */
+static epx_status_t go_on(epx_model_t *m, half_t *half, int layer, epx_attention_fn attention) {
+    if (layer > 0 && has_experts(m, layer - 1)) EPX_TRY(end_experts(m, &half->b, layer - 1, &half->f));
+    if (layer > 0) probe(m, &half->b, layer - 1);
+    if (layer == m->cfg.n_layers) return EPX_OK;
+    EPX_TRY(attention(m, &half->b, layer));
+    if (has_experts(m, layer)) return begin_experts(m, &half->b, layer, &half->f);
+    epx_block_dense(m, &half->b, layer);
+    return EPX_OK;
+}
+
+/* While rows of one half are on their way to or from their experts, the other half computes. Attention of the first half comes
+ * first in every layer, so a sequence may lie in both: its later rows find the keys of its earlier ones. */
+static epx_status_t layers_in_halves(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention) {
+    half_t halves[2];
+    cut(b, halves);
+    for (int l = 0; l <= m->cfg.n_layers; l++) {
+        for (int i = 0; i < 2; i++) EPX_TRY(go_on(m, &halves[i], l, attention));
+        for (int i = 0; i < 2 && l < m->cfg.n_layers && has_experts(m, l); i++)
+            EPX_TRY(run_experts(m, &halves[i].b, l, &halves[i].f));
+    }
+    return EPX_OK;
+}
+
+static epx_status_t layers(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention) {
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        EPX_TRY(attention(m, b, l));
+        if (has_experts(m, l)) EPX_TRY(epx_block_moe(m, b, l));
+        else epx_block_dense(m, b, l);
+        probe(m, b, l);
+    }
+    return EPX_OK;
 }
 
 epx_status_t epx_forward_decoder(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention) {
     epx_block_embed(m, b);
-    for (int l = 0; l < m->cfg.n_layers; l++) {
-        EPX_TRY(attention(m, b, l));
-        if (l < m->cfg.n_dense_layers) epx_block_dense(m, b, l);
-        else EPX_TRY(epx_block_moe(m, b, l));
-        probe(m, b, l);
-    }
+    EPX_TRY(b->in_halves ? layers_in_halves(m, b, attention) : layers(m, b, attention));
     epx_block_logits(m, b);
     return EPX_OK;
 }

@@ -71,6 +71,9 @@ epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_loa
     m->rank = load->rank;
     m->n_ranks = load->n_ranks;
     m->max_rows = load->max_rows;
+    m->halves = load->halves;
+    m->max_part = load->halves ? (load->max_rows + 1) / 2 : load->max_rows;
+    if (m->max_part < EPX_SELF_TEST_TOKENS && m->max_part < m->max_rows) m->max_part = EPX_SELF_TEST_TOKENS;
     m->ops = ops;
     epx_model_expert_range(cfg->n_experts, m->rank, m->n_ranks, &m->first_expert, &m->n_local_experts);
     EPX_TRY_GOTO(s, alloc_layers(m), err_model);
@@ -99,7 +102,7 @@ void epx_model_destroy(epx_model_t *m) {
 
 static int64_t max_expert_rows(const epx_model_t *m) {
     int per_token = m->cfg.top_k < m->n_local_experts ? m->cfg.top_k : m->n_local_experts;
-    return (int64_t)m->n_ranks * m->max_rows * per_token;
+    return (int64_t)m->n_ranks * m->max_part * per_token;
 }
 
 epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan) {
@@ -124,7 +127,8 @@ epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan) {
 }
 
 void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg) {
-    out_cfg->max_tokens = m->max_rows;
+    out_cfg->max_tokens = m->max_part;
+    out_cfg->n_channels = m->halves ? 2 : 1;
     out_cfg->hidden = m->cfg.hidden;
     out_cfg->top_k = m->cfg.top_k;
     out_cfg->n_experts = m->cfg.n_experts;
@@ -146,5 +150,6 @@ void epx_model_set_probe(epx_model_t *m, epx_model_probe_fn fn, void *ctx) {
 
 epx_status_t epx_model_forward(epx_model_t *m, const epx_batch_t *b) {
     EPX_ASSERT(m->plan && b->n_rows >= 0 && b->n_rows <= m->max_rows && b->n_logits <= b->n_rows);
+    EPX_ASSERT(b->in_halves ? m->halves : b->n_rows <= m->max_part);
     return m->cfg.arch->forward(m, b);
 }
