@@ -2,6 +2,7 @@
 #include "app/session.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -62,6 +63,7 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     r.schedule_policy = o->schedule_policy;
     r.conservativeness = o->schedule_conservativeness * (o->enable_dp_attention && o->dp > 1 ? DP_CONSERVATIVENESS : 1);
     r.mem_fraction = o->mem_fraction_static;
+    r.transports = getenv("EPX_TRANSPORTS");
     r.decode_log_interval = (int)o->decode_log_interval;
     r.watchdog_s = (int)o->watchdog_timeout;
     r.timeout_ns = (uint64_t)o->watchdog_timeout * 1000000000u;

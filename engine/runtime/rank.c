@@ -35,6 +35,7 @@ static epx_status_t make_ops(epx_rank_t *r) {
 static epx_status_t make_world(epx_rank_t *r) {
     epx_world_config_t wc;
     epx_world_config_init(&wc);
+    wc.transports = r->cfg.transports;
     if (r->cfg.tp == 1) {
         wc.bootstrap = "self";
     } else {

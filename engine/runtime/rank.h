@@ -45,6 +45,7 @@ typedef struct {
     int page_size;            /* KV page; 0: 16 */
     int max_context;          /* 0: max_position_embeddings */
     uint64_t timeout_ns;      /* of every wait for a peer; 0: 10 s */
+    const char *transports;   /* allowed, as in epx_world_config_t; NULL: all */
     /* bootstrap, as in epx_world_config_t; NULL when tp == 1 */
     epx_status_t (*allgather)(void *ctx, const void *mine, size_t n_bytes, void *out_all);
     epx_status_t (*barrier)(void *ctx);

@@ -88,7 +88,7 @@ static epx_status_t leave(epx_plan_t *p, int channel, epx_channel_state_t next, 
 /* Tell a transport that listens that a call begins or ends. */
 static void tell(const epx_plan_t *p, int channel, epx_channel_state_t call, int begins) {
     if (p->net->transport->at_call != NULL)
-        p->net->transport->at_call(p->net, call_names[call], p->channels[channel].epoch, p->wait_ns, begins);
+        p->net->transport->at_call(p->net, call_names[call], channel, p->channels[channel].epoch, p->wait_ns, begins);
 }
 
 typedef epx_status_t (*half_t)(epx_plan_t *p, const epx_io_t *io);

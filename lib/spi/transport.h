@@ -95,9 +95,9 @@ struct epx_transport {
     const epx_messages_t *messages; /* NULL: every peer is mapped */
     /* Is it there on this machine? NULL: always. EPX_ERR_UNSUPPORTED with the reason; the same answer each time. */
     epx_status_t (*probe)(void);
-    /* Told before (begins 1) and after each of the four calls of a plan: its name (static), epoch, time waited since create.
-     * NULL: not wanted. */
-    void (*at_call)(epx_net_t *net, const char *call, uint64_t epoch, uint64_t wait_ns, int begins);
+    /* Told before (begins 1) and after each of the four calls of a plan: its name (static), channel, epoch, time waited since
+     * create. NULL: not wanted. */
+    void (*at_call)(epx_net_t *net, const char *call, int channel, uint64_t epoch, uint64_t wait_ns, int begins);
     /* Collective, same order on every rank: give n_bytes to every peer, and `fd` (-1: none) to those of other processes.
      * out_messages [n_ranks][n_bytes], own included; out_fds [n_ranks], -1: none came; owned by the caller, also after a failure.
      * NULL: cannot, so it joins no groups on devices. */

@@ -7,7 +7,7 @@
 #include "base/str.h"
 #include "engine/runtime/rank.h"
 
-enum { EPX_WIRE_VERSION = 2 };
+enum { EPX_WIRE_VERSION = 3 };
 
 /* Front to worker, then worker to front. */
 typedef enum {

@@ -293,9 +293,9 @@ static int dead_rank(epx_net_t *net) {
     return inner->transport->dead_rank(inner);
 }
 
-static void at_call(epx_net_t *net, const char *call, uint64_t epoch, uint64_t wait_ns, int begins) {
+static void at_call(epx_net_t *net, const char *call, int channel, uint64_t epoch, uint64_t wait_ns, int begins) {
     fault_net_t *n = (fault_net_t *)net;
-    (void)wait_ns;
+    (void)channel, (void)wait_ns;
     if (!begins) return;
     pthread_mutex_lock(&n->lock);
     snprintf(n->call, sizeof n->call, "%s", call);

@@ -16,6 +16,7 @@ enum { TRACE_EVENTS = 1 << 16 };
 
 typedef struct {
     const char *call;
+    int channel;
     uint64_t epoch, begin_ns, wait_ns, end_ns;
 } event_t;
 
@@ -62,8 +63,10 @@ static epx_status_t connect_net(epx_net_t *net, const void *cards, uint64_t time
 
 /* One complete event: name, microseconds from begin_ns on. */
 static void write_event(FILE *f, const char *name, const event_t *e, int rank, uint64_t begin_ns, uint64_t ns, int first) {
-    fprintf(f, "%s{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"epoch\":%" PRIu64 "}}",
-            first ? "" : ",\n", name, (int)getpid(), rank, (double)begin_ns * 1e-3, (double)ns * 1e-3, e->epoch);
+    fprintf(f,
+            "%s{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"epoch\":%" PRIu64
+            ",\"channel\":%d}}",
+            first ? "" : ",\n", name, (int)getpid(), rank, (double)begin_ns * 1e-3, (double)ns * 1e-3, e->epoch, e->channel);
 }
 
 static void write_trace(const trace_net_t *n) {
@@ -124,13 +127,13 @@ static int dead_rank(epx_net_t *net) {
 }
 
 /* wait_ns grows over the plan's life; what it has grown by in this call was waiting, which comes first in a receiving half. */
-static void at_call(epx_net_t *net, const char *call, uint64_t epoch, uint64_t wait_ns, int begins) {
+static void at_call(epx_net_t *net, const char *call, int channel, uint64_t epoch, uint64_t wait_ns, int begins) {
     trace_net_t *n = (trace_net_t *)net;
     if (begins) {
         n->begin_ns = epx_now_ns();
         n->wait_before_ns = wait_ns;
     } else if (n->n_events < TRACE_EVENTS) {
-        n->events[n->n_events++] = (event_t){call, epoch, n->begin_ns, wait_ns - n->wait_before_ns, epx_now_ns()};
+        n->events[n->n_events++] = (event_t){call, channel, epoch, n->begin_ns, wait_ns - n->wait_before_ns, epx_now_ns()};
     }
 }
 
