@@ -193,7 +193,8 @@ epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out) {
     if (p->deepep_class && is(s->moe_runner_backend, "auto"))
         EPX_TRY(epx_str_append_z(out, "--moe-runner-backend auto: deep_gemm, grouped products over the rows received\n"));
     if (s->enable_two_batch_overlap && s->tp == 1)
-        EPX_TRY(epx_str_append_z(out, "--enable-two-batch-overlap: one rank has nobody to wait for; steps still run in halves\n"));
+        EPX_TRY(
+            epx_str_append_z(out, "--enable-two-batch-overlap: one rank has nobody to wait for; steps still run in halves\n"));
     if (s->enable_dp_attention && s->dp == 1)
         EPX_TRY(epx_str_append_z(out, "--enable-dp-attention: no effect with --dp-size 1\n"));
     return epx_options_notes(&epx_settings_table, s, out);

@@ -139,8 +139,8 @@ typedef struct {
     int channel;   /* and their channel of the exchange: 0 */
 } epx_batch_t;
 
-/* Called after each layer, for each half of a batch in halves: ids, weights [n_rows, top_k] as the router chose them (NULL in a layer without experts); hidden
- * [n_rows, hidden] after the layer. All borrowed during the call. */
+/* Called after each layer, for each half of a batch in halves: ids, weights [n_rows, top_k] as the router chose them (NULL in a
+ * layer without experts); hidden [n_rows, hidden] after the layer. All borrowed during the call. */
 typedef void (*epx_model_probe_fn)(void *ctx, int layer, int32_t n_rows, const int32_t *ids, const float *weights,
                                    const float *hidden);
 

@@ -117,7 +117,7 @@ typedef struct {
 
 typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
-    uint64_t n_halved_steps; /* of n_steps, in two halves */
+    uint64_t n_halved_steps;                      /* of n_steps, in two halves */
     uint64_t n_prompt_tokens, n_generated_tokens; /* of prompts whose first token was drawn; tokens drawn */
     int n_running, n_waiting;
     int64_t kv_used_tokens, kv_tokens;         /* in use by live requests, capacity */

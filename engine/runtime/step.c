@@ -255,7 +255,8 @@ static epx_status_t run_direct(epx_rank_t *r, const direct_t *d) {
                          .n_logits = n,
                          .logit_rows = r->logit_rows,
                          .logits = d->out + (n ? (size_t)first * (size_t)r->info.vocab : 0),
-                         .in_halves = r->cfg.two_batch_overlap && d->max_n - first >= ROWS_FOR_HALVES && chunk >= ROWS_FOR_HALVES};
+                         .in_halves =
+                             r->cfg.two_batch_overlap && d->max_n - first >= ROWS_FOR_HALVES && chunk >= ROWS_FOR_HALVES};
         EPX_TRY(epx_model_forward(r->model, &b));
     }
     return EPX_OK;

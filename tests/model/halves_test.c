@@ -58,10 +58,11 @@ static char *read_calls(const char *path) {
     char *calls = calloc(1, MAX_CALLS);
     size_t i, n = 0;
     CHECK(events && calls, "%s: %s", path, e.text);
-    json_array_foreach (events, i, v) {
+    json_array_foreach(events, i, v) {
         int channel = (int)json_integer_value(json_object_get(json_object_get(v, "args"), "channel"));
         for (int k = 0; k < 4; k++)
-            if (strcmp(json_string_value(json_object_get(v, "name")), names[k]) == 0) calls[n++] = (char)((channel ? 'A' : 'a') + k);
+            if (strcmp(json_string_value(json_object_get(v, "name")), names[k]) == 0)
+                calls[n++] = (char)((channel ? 'A' : 'a') + k);
         CHECK(n < MAX_CALLS - 1 && (channel == 0 || channel == 1), "%zu calls, channel %d", n, channel);
     }
     json_decref(events);

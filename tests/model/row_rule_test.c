@@ -1,6 +1,7 @@
 /* The row rule as a property: the logits behind every generated token have the same bits whatever else is in the batch, for any
- * number of ranks and threads, chunk and page size, arrival order, in one piece or in halves, and by prefill or by decode. Random configurations, one fixed
- * set of requests. Also: the library's row counters against counts made from the router's ids. Seed: EPX_TEST_SEED. */
+ * number of ranks and threads, chunk and page size, arrival order, in one piece or in halves, and by prefill or by decode. Random
+ * configurations, one fixed set of requests. Also: the library's row counters against counts made from the router's ids. Seed:
+ * EPX_TEST_SEED. */
 #include <string.h>
 
 #include "base/philox.h"

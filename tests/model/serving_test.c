@@ -1,6 +1,6 @@
 /* Serving under pressure gives the text that a request gets alone: KV pools that run out, retraction, cancels, shared prefixes,
- * chunks, mixing, policies, several ranks, idle ranks, steps in halves. Compared are logits, bit for bit, of every drawn token. Seed:
- * EPX_TEST_SEED. */
+ * chunks, mixing, policies, several ranks, idle ranks, steps in halves. Compared are logits, bit for bit, of every drawn token.
+ * Seed: EPX_TEST_SEED. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -183,7 +183,8 @@ static void check_one_rank(const exam_t *alone) {
     CHECK(n_retracted > 3, "the pools ran out only %d times", (int)n_retracted);
 }
 
-/* All ranks run the same steps in halves, also those without rows; single decodes, and everything without the flag, in one piece. */
+/* All ranks run the same steps in halves, also those without rows; single decodes, and everything without the flag, in one piece.
+ */
 static void check_halves(const exam_t *x, const epx_rank_config_t *c, const char *what) {
     const epx_rank_stats_t *s = &x->stats[0];
     for (int i = 0; i < c->tp; i++)
@@ -198,9 +199,19 @@ static void check_halves(const exam_t *x, const epx_rank_config_t *c, const char
 /* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
 static void check_ranks(const exam_t *alone) {
     /* ranks, idle, dp */
-    static const int layouts[][4] = {{2, 0, 2}, {4, 0, 4}, {4, 3, 4}, {3, 1, 3}, {2, 0, 1}, {4, 0, 2}, {4, 2, 2}, {4, 0, 1},
+    static const int layouts[][4] = {{2, 0, 2},
+                                     {4, 0, 4},
+                                     {4, 3, 4},
+                                     {3, 1, 3},
+                                     {2, 0, 1},
+                                     {4, 0, 2},
+                                     {4, 2, 2},
+                                     {4, 0, 1},
                                      /* the last: steps in two halves */
-                                     {2, 0, 2, 1}, {4, 3, 4, 1}, {4, 2, 2, 1}, {4, 0, 1, 1}};
+                                     {2, 0, 2, 1},
+                                     {4, 3, 4, 1},
+                                     {4, 2, 2, 1},
+                                     {4, 0, 1, 1}};
     static const char *const backends[] = {"pplx", "none", "auto", "pplx", "pplx", "pplx",
                                            "none", "none", "pplx", "none", "pplx", "auto"};
     for (int i = 0; i < 12; i++) {

@@ -171,9 +171,7 @@ const epx_arch_t *epx_arch_at(int i);
 epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load);
 
 /* The residual stream of the batch's rows. */
-static inline float *epx_residual(const epx_model_t *m, const epx_batch_t *b) {
-    return m->h + (int64_t)b->first * m->cfg.hidden;
-}
+static inline float *epx_residual(const epx_model_t *m, const epx_batch_t *b) { return m->h + (int64_t)b->first * m->cfg.hidden; }
 
 /* ---- blocks (blocks.c): each runs on the batch's rows ---- */
 
