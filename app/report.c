@@ -30,8 +30,9 @@ void epx_report_start(const epx_session_t *s, FILE *out) {
     const epx_settings_t *o = s->settings;
     const epx_moe_preset_t *p = epx_moe_preset(o->moe_a2a_backend);
     int n = i->n_ranks;
+    if (s->status.n_replicas > 1) fprintf(out, "replicas   %d, each as follows\n", s->status.n_replicas);
     fprintf(out, "layout     world %d, attention-TP %d, DP groups %d; %d experts, %d to %d a rank, top %d\n", n, i->attn_tp,
-            (int)o->dp, i->n_experts, i->n_experts / n, (i->n_experts + n - 1) / n, i->top_k);
+            epx_settings_n_dp(o), i->n_experts, i->n_experts / n, (i->n_experts + n - 1) / n, i->top_k);
     fprintf(out, "per rank   prompt chunk %d, running requests %d, tokens of a step (cap) %d; %d threads, %s\n", i->chunk_tokens,
             i->max_running, i->max_tokens, i->n_threads, i->isa);
     fprintf(out,

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "app/commands.h"
@@ -89,24 +88,26 @@ static void announce(const epx_settings_t *o, const char *name, int port) {
 }
 
 /* Let live requests end; a second signal of the kind kills the program, the loss of a rank ends the requests. */
-static void drain(epx_http_t *h, int64_t seconds) {
-    int left = epx_http_drain(h, (int)seconds * 1000);
-    if (left) fprintf(stderr, "epx: %d requests did not end within %d s\n", left, (int)seconds);
+static void drain(epx_http_t *h, int ms) {
+    int left = epx_http_drain(h, ms);
+    if (left) fprintf(stderr, "epx: %d requests did not end within %.3g s\n", left, ms * 1e-3);
 }
 
 /* Returns the exit code. */
 static int wait_for_end(epx_session_t *s, epx_http_t *h) {
     char why[512];
+    int drain_s = (int)s->settings->shutdown_timeout;
     while (poll(&(struct pollfd){stop_fd, POLLIN, 0}, 1, -1) < 0 && errno == EINTR) {
     }
     if (epx_session_failed(s, why, sizeof why)) {
         fprintf(stderr, "epx: %s; the server ends\n", why);
-        nanosleep(&(struct timespec){0, ERRORS_OUT_MS * 1000000L}, NULL); /* live requests receive their errors */
+        if (s->status.n_replicas > 1) fprintf(stderr, "epx: live requests of other replicas may end within %d s\n", drain_s);
+        drain(h, s->status.n_replicas > 1 ? drain_s * 1000 : ERRORS_OUT_MS);
         return 1;
     }
     fprintf(stderr, "epx: signal %d (SIG%s): live requests may end within %d s, the same signal again ends at once\n",
-            (int)stop_signal, sigabbrev_np(stop_signal), (int)s->settings->shutdown_timeout);
-    drain(h, s->settings->shutdown_timeout);
+            (int)stop_signal, sigabbrev_np(stop_signal), drain_s);
+    drain(h, drain_s * 1000);
     return epx_session_failed(s, why, sizeof why) ? 1 : 0;
 }
 

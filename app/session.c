@@ -46,22 +46,23 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     epx_rank_config_init(&r);
     r.model_path = o->model_path;
     r.tp = (int)o->tp;
-    r.dp = (int)o->dp;
+    r.dp = epx_settings_n_dp(o);
+    r.n_local = r.tp * epx_settings_n_replicas(o);
     r.ep = (int)(o->ep ? o->ep : o->tp);
     r.moe_a2a_backend = o->moe_a2a_backend;
     r.combine = strcmp(o->a2a_combine, "prereduced") == 0 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT;
     r.load_format = o->load_format;
     r.random_seed = (uint64_t)o->random_seed;
     r.n_threads = (int)o->threads;
-    r.max_running = (int)(o->max_running_requests / o->dp); /* SGLang counts both over all DP ranks */
-    r.chunk_tokens = (int)(o->chunked_prefill_size < 0 ? -1 : o->chunked_prefill_size / o->dp);
+    r.max_running = (int)(o->max_running_requests / r.dp); /* SGLang counts both over all DP ranks of a replica */
+    r.chunk_tokens = (int)(o->chunked_prefill_size < 0 ? -1 : o->chunked_prefill_size / r.dp);
     r.max_prefill_tokens = (int)o->max_prefill_tokens;
     r.max_dispatch_tokens = (int)epx_settings_token_cap(NULL);
     r.mixed_chunk = o->enable_mixed_chunk;
     r.two_batch_overlap = o->enable_two_batch_overlap;
     r.disable_prefix_cache = o->disable_radix_cache;
     r.schedule_policy = o->schedule_policy;
-    r.conservativeness = o->schedule_conservativeness * (o->enable_dp_attention && o->dp > 1 ? DP_CONSERVATIVENESS : 1);
+    r.conservativeness = o->schedule_conservativeness * (r.dp > 1 ? DP_CONSERVATIVENESS : 1);
     r.mem_fraction = o->mem_fraction_static;
     r.transports = getenv("EPX_TRANSPORTS");
     r.decode_log_interval = (int)o->decode_log_interval;
@@ -84,6 +85,7 @@ epx_status_t epx_session_start(epx_session_t *s) {
     cfg.rank = epx_session_rank_config(s->settings);
     cfg.limit_queue = s->settings->max_queued_requests >= 0;
     cfg.max_queued = (int)s->settings->max_queued_requests;
+    cfg.n_replicas = epx_settings_n_replicas(s->settings);
     cfg.balance = balance_of(s->settings->load_balance_method);
     EPX_TRY(epx_cluster_create(&cfg, &s->cluster));
     epx_cluster_status(s->cluster, &s->status);

@@ -22,9 +22,11 @@ static const epx_option_t options[] = {
     {"tp-size", "tp", EPX_OPTION_INT, AT(tp), 1, 64, NULL, NULL, ALL, "N",
      "Number of ranks; each is a process. Default 1. --tp-size / --dp-size consecutive ranks share the heads of attention."},
     {"dp-size", "dp", EPX_OPTION_INT, AT(dp), 1, 64, NULL, NULL, ALL, "N",
-     "Number of data-parallel attention ranks: each has its own requests and KV pool. Default 1. Must divide --tp-size."},
+     "Number of data-parallel ranks: each has its own requests and KV pool. Default 1. With --enable-dp-attention they share "
+     "the ranks and experts of --tp-size, which it must divide; without it they are replicas: whole models of --tp-size ranks "
+     "each, behind one port."},
     {"enable-dp-attention", NULL, EPX_OPTION_FLAG, AT(enable_dp_attention), 0, -1, NULL, NULL, ALL, NULL,
-     "Run attention data-parallel and only the experts across all ranks. Needed with --dp-size 2 or more."},
+     "Run attention data-parallel and only the experts across all ranks, instead of --dp-size replicas."},
     {"ep-size", "ep", EPX_OPTION_INT, AT(ep), 1, 64, NULL, NULL, ALL, "N",
      "Number of ranks that the experts are spread over. Default, and the only legal value: that of --tp-size."},
     {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx|deepep",
@@ -48,10 +50,10 @@ static const epx_option_t options[] = {
     {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, EPX_OPS_MAX_THREADS, NULL, NULL, ALL, "N",
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
     {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",
-     "Requests that run at the same time over all DP ranks; each rank gets its share. Default: 64 a rank."},
+     "Requests that run at the same time over all DP ranks of a replica; each gets its share. Default: 64 a DP rank."},
     {"chunked-prefill-size", NULL, EPX_OPTION_INT, AT(chunked_prefill_size), -1, I31, NULL, NULL, ALL, "N",
-     "Prompt tokens computed in one step over all DP ranks; each rank gets its share. -1: prompts are not cut. Default: 256 a "
-     "rank."},
+     "Prompt tokens computed in one step over all DP ranks of a replica; each gets its share. -1: prompts are not cut. Default: "
+     "256 a DP rank."},
     {"enable-mixed-chunk", NULL, EPX_OPTION_FLAG, AT(enable_mixed_chunk), 0, -1, NULL, NULL, ALL, NULL,
      "Steps with prompt chunks also decode. Without it prompts go before decodes."},
     {"enable-two-batch-overlap", NULL, EPX_OPTION_FLAG, AT(enable_two_batch_overlap), 0, -1, NULL, NULL, ALL, NULL,

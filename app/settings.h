@@ -58,6 +58,10 @@ void epx_settings_init(epx_settings_t *s);
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems);
 /* Append one line for every setting that was read otherwise than it was given, or that has no effect here. */
 epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out);
+/* Whole copies of the model: --dp-size without --enable-dp-attention, else 1. */
+int epx_settings_n_replicas(const epx_settings_t *s);
+/* DP ranks within a replica, among which flags that count over all DP ranks are divided. */
+int epx_settings_n_dp(const epx_settings_t *s);
 /* Most tokens of a rank in one step that the user allows, from EPX_NUM_MAX_DISPATCH_TOKENS_PER_RANK or SGLang's
  * SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK (then *out_name); 0: not set; -1: not a number. */
 int64_t epx_settings_token_cap(const char **out_name);

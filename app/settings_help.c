@@ -11,7 +11,7 @@ static const page_t pages[EPX_CMD_COUNT] = {
                        "Starts the ranks as processes, loads the model and answers /v1/chat/completions, /v1/completions, "
                        "/v1/models and /health "
                        "until SIGINT or SIGTERM, which stop it in order. If a rank dies, the requests in work end with an error "
-                       "that names it and the "
+                       "that names it (those of other replicas are finished) and the "
                        "program ends with exit code 1.",
                        "    epx serve --model-path models/tinymoe-math\n"
                        "    epx serve --model-path models/tinymoe-math --tp 2 --dp 2 \\\n"

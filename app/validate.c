@@ -9,6 +9,7 @@
 #include "engine/model/model.h"
 #include "engine/runtime/presets.h"
 
+enum { MOST_RANKS = 64 };                           /* of a server */
 enum { DEFAULT_RUNNING = 64, DEFAULT_CHUNK = 256 }; /* of the engine */
 enum { MOST_PER_RANK = 65536 };                     /* of the engine's step; epx_rank_check_config holds to it */
 
@@ -21,8 +22,11 @@ static epx_status_t append_divisors(epx_str_t *out, int64_t n) {
     return epx_str_append_z(out, "\n");
 }
 
+int epx_settings_n_replicas(const epx_settings_t *s) { return s->enable_dp_attention ? 1 : (int)s->dp; }
+int epx_settings_n_dp(const epx_settings_t *s) { return s->enable_dp_attention ? (int)s->dp : 1; }
+
 static epx_status_t check_tp_dp(const epx_settings_t *s, epx_str_t *out) {
-    int tp = (int)s->tp, dp = (int)s->dp;
+    int tp = (int)s->tp, dp = epx_settings_n_dp(s);
     if (tp % dp != 0) {
         EPX_TRY(epx_str_printf(out,
                                "--tp-size %d --dp-size %d: the ranks do not divide into %d groups of one size; legal values of "
@@ -33,14 +37,13 @@ static epx_status_t check_tp_dp(const epx_settings_t *s, epx_str_t *out) {
     return EPX_OK;
 }
 
-static epx_status_t check_dp_attention(const epx_settings_t *s, epx_str_t *out) {
-    if (s->dp >= 2 && !s->enable_dp_attention)
-        return epx_str_printf(
-            out,
-            "--dp-size %d needs --enable-dp-attention: without it SGLang runs %d whole replicas of the model, and "
-            "replicas are not built yet\n",
-            (int)s->dp, (int)s->dp);
-    return EPX_OK;
+static epx_status_t check_replicas(const epx_settings_t *s, epx_str_t *out) {
+    if (s->tp * epx_settings_n_replicas(s) <= MOST_RANKS) return EPX_OK;
+    return epx_str_printf(
+        out,
+        "--dp-size %d without --enable-dp-attention: %d replicas of --tp-size %d ranks are %d ranks; legal values "
+        "of --dp-size: 1 to %d\n",
+        (int)s->dp, (int)s->dp, (int)s->tp, (int)(s->dp * s->tp), MOST_RANKS / (int)s->tp);
 }
 
 static epx_status_t check_ep(const epx_settings_t *s, epx_str_t *out) {
@@ -87,8 +90,8 @@ int64_t epx_settings_token_cap(const char **out_name) {
 }
 
 int64_t epx_settings_step_tokens(const epx_settings_t *s, int64_t context) {
-    int64_t running = s->max_running_requests ? s->max_running_requests / s->dp : DEFAULT_RUNNING;
-    int64_t chunk = s->chunked_prefill_size ? s->chunked_prefill_size / s->dp : DEFAULT_CHUNK;
+    int64_t running = s->max_running_requests ? s->max_running_requests / epx_settings_n_dp(s) : DEFAULT_RUNNING;
+    int64_t chunk = s->chunked_prefill_size ? s->chunked_prefill_size / epx_settings_n_dp(s) : DEFAULT_CHUNK;
     if (s->chunked_prefill_size < 0) chunk = context;
     if (s->enable_mixed_chunk) return chunk + running;
     return chunk > running ? chunk : running;
@@ -107,7 +110,7 @@ static epx_status_t check_cap(const epx_settings_t *s, int64_t context, epx_str_
         "%s=%lld: a step of one rank can have %lld tokens (prompt chunk %s, %lld running requests%s); legal values: "
         "%lld or more, or leave it unset\n",
         name, (long long)cap, (long long)need, s->chunked_prefill_size < 0 ? "uncut" : "as set",
-        (long long)(s->max_running_requests ? s->max_running_requests / s->dp : DEFAULT_RUNNING),
+        (long long)(s->max_running_requests ? s->max_running_requests / epx_settings_n_dp(s) : DEFAULT_RUNNING),
         s->enable_mixed_chunk ? ", mixed" : "", (long long)need);
 }
 
@@ -163,21 +166,24 @@ static epx_status_t check_eval(const epx_settings_t *s, epx_str_t *out) {
                               s->eval_what ? "eval \"" : "what to evaluate is missing", s->eval_what ? s->eval_what : "",
                               s->eval_what ? "\": unknown" : "");
     if (is(s->eval_what, "perplexity") && s->eval_file == NULL)
-        return epx_str_append_z(out, "eval perplexity: the text FILE is missing\n");
+        EPX_TRY(epx_str_append_z(out, "eval perplexity: the text FILE is missing\n"));
+    if (epx_settings_n_replicas(s) > 1)
+        return epx_str_printf(out, "--dp-size %d without --enable-dp-attention: eval runs one replica; legal value: 1\n",
+                              (int)s->dp);
     return EPX_OK;
 }
 
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems) {
     EPX_TRY(check_tp_dp(s, problems));
-    EPX_TRY(check_dp_attention(s, problems));
+    EPX_TRY(check_replicas(s, problems));
     int64_t context = read_context(s);
     EPX_TRY(check_ep(s, problems));
     EPX_TRY(check_mode(s, problems));
     EPX_TRY(check_parts(s, problems));
     EPX_TRY(check_chunk(s, context, problems));
     EPX_TRY(check_cap(s, context, problems));
-    EPX_TRY(check_share("max-running-requests", s->max_running_requests, s->dp, problems));
-    EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, s->dp, problems));
+    EPX_TRY(check_share("max-running-requests", s->max_running_requests, epx_settings_n_dp(s), problems));
+    EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, epx_settings_n_dp(s), problems));
     EPX_TRY(check_key(s, problems));
     EPX_TRY(check_model(s, command, problems));
     if (command == EPX_CMD_EVAL) return check_eval(s, problems);

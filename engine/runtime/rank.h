@@ -22,11 +22,12 @@ typedef struct {
     int rank, tp;                /* world rank and size */
     int dp, ep;                  /* attention-DP groups: tp / dp consecutive ranks each, which run the same requests and share the
                                     heads of attention; expert-parallel ranks, here ep == tp */
+    int n_local;                 /* ranks of this host, of all replicas, which share its cores and memory; 0: tp */
     const char *moe_a2a_backend; /* "auto", "none", "pplx" */
     epx_combine_t combine;
     const char *load_format; /* "auto", "dummy" */
     uint64_t random_seed;    /* dummy weights */
-    int n_threads;           /* of this rank's ops; 0: cores / tp, at least 1 */
+    int n_threads;           /* of this rank's ops; 0: cores / n_local, at least 1 */
     const char *isa;         /* NULL: best */
     int max_running;         /* requests in a batch of this rank; 0: 64 */
     int chunk_tokens;        /* prefill tokens of this rank per step; 0: 256; -1: whole prompts */

@@ -68,8 +68,8 @@ static epx_status_t check_range(const char *field, int64_t value, int64_t hi) {
     return EPX_OK;
 }
 
-static int default_threads(int tp) {
-    int n = n_cores() / tp;
+static int default_threads(int n_local) {
+    int n = n_cores() / n_local;
     return n < 1 ? 1 : n > EPX_OPS_MAX_THREADS ? EPX_OPS_MAX_THREADS : n;
 }
 
@@ -77,6 +77,7 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     if (c->size != sizeof *c) return epx_fail(EPX_ERR_ARG, "rank config: size is %u, expected %zu", c->size, sizeof *c);
     EPX_TRY(check_parallel(c));
     EPX_TRY(check_names(c));
+    EPX_TRY(check_range("n_local", c->n_local, 4096));
     EPX_TRY(check_range("n_threads", c->n_threads, EPX_OPS_MAX_THREADS));
     EPX_TRY(check_range("max_running", c->max_running, 65536));
     if (c->chunk_tokens != -1) EPX_TRY(check_range("chunk_tokens", c->chunk_tokens, 65536));
@@ -87,7 +88,8 @@ epx_status_t epx_rank_check_config(epx_rank_config_t *c) {
     EPX_TRY(check_range("max_total_tokens", c->max_total_tokens, (int64_t)1 << 40));
     EPX_TRY(check_range("page_size", c->page_size, 65536));
     EPX_TRY(check_range("max_context", c->max_context, INT32_MAX));
-    if (!c->n_threads) c->n_threads = default_threads(c->tp);
+    if (!c->n_local) c->n_local = c->tp;
+    if (!c->n_threads) c->n_threads = default_threads(c->n_local);
     if (!c->max_running) c->max_running = 64;
     if (!c->chunk_tokens) c->chunk_tokens = 256;
     if (!c->page_size) c->page_size = 16;
@@ -133,14 +135,14 @@ static epx_status_t exchange_bytes(const epx_rank_t *r, uint64_t *out_bytes) {
 
 /* What --mem-fraction-static leaves to this rank's KV after weights and exchange. */
 static epx_status_t fraction_bytes(const epx_rank_t *r, uint64_t free_bytes, uint64_t *out_bytes) {
-    uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / (uint64_t)r->cfg.tp, exchange = 0;
+    uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / (uint64_t)r->cfg.n_local, exchange = 0;
     uint64_t weights = epx_model_mapped_bytes(r->model);
     EPX_TRY(exchange_bytes(r, &exchange));
     if (weights + exchange >= share)
         return epx_fail(EPX_ERR_NOMEM,
-                        "mem_fraction is %g: of %" PRIu64 " free bytes this rank, one of %d, gets %" PRIu64
+                        "mem_fraction is %g: of %" PRIu64 " free bytes this rank, one of %d here, gets %" PRIu64
                         ", but its weights take %" PRIu64 " and its exchange %" PRIu64,
-                        r->cfg.mem_fraction, free_bytes, r->cfg.tp, share, weights, exchange);
+                        r->cfg.mem_fraction, free_bytes, r->cfg.n_local, share, weights, exchange);
     *out_bytes = share - weights - exchange;
     return EPX_OK;
 }
@@ -152,7 +154,7 @@ static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *
     uint64_t free_bytes = epx_memory_free_bytes();
     int64_t per_request = r->info.max_context < KV_CONTEXT_CAP ? r->info.max_context : KV_CONTEXT_CAP;
     int64_t tokens = r->cfg.max_total_tokens ? r->cfg.max_total_tokens : r->cfg.max_running * per_request;
-    uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.tp;
+    uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.n_local;
     if (r->cfg.mem_fraction > 0) EPX_TRY(fraction_bytes(r, free_bytes, &share));
     if (r->cfg.max_total_tokens && (uint64_t)tokens > free_bytes / token_bytes)
         return epx_fail(EPX_ERR_NOMEM, "max_total_tokens is %" PRId64 ": %" PRIu64 " bytes wanted, %" PRIu64 " free", tokens,

@@ -30,7 +30,17 @@ void epx_cluster_send(epx_cluster_t *c, int rank, uint32_t kind, const void *pay
 }
 
 void epx_cluster_send_all(epx_cluster_t *c, uint32_t kind, const void *payload, size_t n_bytes) {
-    for (int r = 0; r < c->n_ranks; r++) epx_cluster_send(c, r, kind, payload, n_bytes);
+    epx_cluster_send_some(c, 0, c->n_ranks, kind, payload, n_bytes);
+}
+
+void epx_cluster_send_some(epx_cluster_t *c, int first, int n, uint32_t kind, const void *payload, size_t n_bytes) {
+    for (int r = first; r < first + n; r++) epx_cluster_send(c, r, kind, payload, n_bytes);
+}
+
+const char *epx_cluster_rank_name(const epx_cluster_t *c, int rank, char out[EPX_RANK_NAME_BYTES]) {
+    if (c->n_replicas == 1) snprintf(out, EPX_RANK_NAME_BYTES, "rank %d", rank);
+    else snprintf(out, EPX_RANK_NAME_BYTES, "replica %d rank %d", rank / c->replica_size, rank % c->replica_size);
+    return out;
 }
 
 static epx_status_t check_config(const epx_cluster_config_t *cfg) {
@@ -40,6 +50,9 @@ static epx_status_t check_config(const epx_cluster_config_t *cfg) {
         return epx_fail(EPX_ERR_ARG, "tp = %d; 1 to %d are possible", cfg->rank.tp, (int)EPX_CLUSTER_MAX_RANKS);
     if (cfg->rank.dp < 1 || cfg->rank.tp % cfg->rank.dp)
         return epx_fail(EPX_ERR_ARG, "dp = %d; the divisors of tp = %d are possible", cfg->rank.dp, cfg->rank.tp);
+    if (cfg->n_replicas < 0 || cfg->n_replicas > EPX_CLUSTER_MAX_RANKS / cfg->rank.tp)
+        return epx_fail(EPX_ERR_ARG, "n_replicas = %d; with tp = %d 0 to %d are possible", cfg->n_replicas, cfg->rank.tp,
+                        (int)EPX_CLUSTER_MAX_RANKS / cfg->rank.tp);
     if (cfg->on_event == NULL) return epx_fail(EPX_ERR_ARG, "on_event is NULL");
     return EPX_OK;
 }
@@ -49,7 +62,9 @@ static epx_status_t make(const epx_cluster_config_t *cfg, epx_cluster_t **out_c)
     pthread_condattr_t attr;
     if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "cluster: %zu bytes wanted", sizeof *c);
     c->cfg = *cfg;
-    c->n_ranks = cfg->rank.tp;
+    c->n_replicas = cfg->n_replicas ? cfg->n_replicas : 1;
+    c->replica_size = cfg->rank.tp;
+    c->n_ranks = c->n_replicas * c->replica_size;
     c->group_size = cfg->rank.tp / cfg->rank.dp;
     c->next_id = 1;
     for (int r = 0; r < c->n_ranks; r++) {
@@ -125,24 +140,26 @@ static int choose_rank(epx_cluster_t *c) {
 
 /* To every rank of the attention group whose first rank this is. lock held. */
 static void send_group(epx_cluster_t *c, int first, uint32_t kind, const void *payload, size_t n_bytes) {
-    for (int i = 0; i < c->group_size; i++) epx_cluster_send(c, first + i, kind, payload, n_bytes);
+    epx_cluster_send_some(c, first, c->group_size, kind, payload, n_bytes);
 }
 
 /* lock held */
 static epx_status_t check_queue(const epx_cluster_t *c, int rank) {
     const epx_front_rank_t *r = &c->ranks[rank];
+    char name[EPX_RANK_NAME_BYTES];
     if (!c->cfg.limit_queue || r->n_live < r->info.max_running + c->cfg.max_queued) return EPX_OK;
-    return epx_fail(EPX_ERR_CAPACITY, "the queue is full: rank %d has %d requests; %d may run and %d wait", rank, r->n_live,
-                    r->info.max_running, c->cfg.max_queued);
+    return epx_fail(EPX_ERR_CAPACITY, "the queue is full: %s has %d requests; %d may run and %d wait",
+                    epx_cluster_rank_name(c, rank, name), r->n_live, r->info.max_running, c->cfg.max_queued);
 }
 
-/* The request goes to its rank first, then the running number to all: a rank that has seen the number n and waits for nothing
- * knows that its own share of the submissions 1..n has arrived. lock held. */
+/* The request goes to its rank first, then the running number to all of the replica: a rank that has seen the number n and waits
+ * for nothing knows that its own share of the submissions 1..n has arrived. lock held. */
 static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, int rank, uint64_t *out_id) {
     epx_live_t entry = {.id = c->next_id, .rank = rank, .n_prompt = req->n_prompt};
     epx_request_t numbered = *req;
     epx_str_t frame = {0};
     epx_status_t s;
+    epx_replica_t *p = &c->replicas[rank / c->replica_size];
     if (c->state == EPX_CLUSTER_FAILED) return epx_fail(EPX_ERR_PEER, "%s", c->failure);
     if (c->state != EPX_CLUSTER_SERVING) return epx_fail(EPX_ERR_STATE, "the ranks are being stopped");
     EPX_TRY(check_queue(c, rank));
@@ -155,8 +172,8 @@ static epx_status_t submit_locked(epx_cluster_t *c, const epx_request_t *req, in
     if (c->live.n == 1) wake_reader(c); /* from now on something is expected of the ranks */
     *out_id = entry.id;
     send_group(c, rank, EPX_MSG_REQUEST, frame.data, frame.n_bytes);
-    c->wake_seq++;
-    epx_cluster_send_all(c, EPX_MSG_WAKE, &c->wake_seq, sizeof c->wake_seq);
+    p->wake_seq++;
+    epx_cluster_send_some(c, rank - rank % c->replica_size, c->replica_size, EPX_MSG_WAKE, &p->wake_seq, sizeof p->wake_seq);
 done:
     epx_str_fini(&frame);
     return s;
@@ -187,6 +204,7 @@ void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
     pthread_mutex_lock(&c->lock);
     out->info = c->ranks[0].info;
     out->n_ranks = c->n_ranks;
+    out->n_replicas = c->n_replicas;
     out->ranks_per_dp = c->group_size;
     out->n_dp = c->n_ranks / c->group_size;
     for (int r = 0; r < c->n_ranks; r++) {
@@ -209,6 +227,7 @@ static int missing_stats(const epx_cluster_t *c, const uint64_t *wanted) {
 static epx_status_t wait_for_stats(epx_cluster_t *c) {
     uint64_t wanted[EPX_CLUSTER_MAX_RANKS];
     struct timespec until;
+    char name[EPX_RANK_NAME_BYTES];
     int r, e = 0;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += STATS_WAIT_S;
@@ -219,7 +238,9 @@ static epx_status_t wait_for_stats(epx_cluster_t *c) {
     while ((r = missing_stats(c, wanted)) >= 0 && c->state == EPX_CLUSTER_SERVING && e == 0)
         e = pthread_cond_timedwait(&c->changed, &c->lock, &until);
     if (c->state != EPX_CLUSTER_SERVING) return epx_fail(EPX_ERR_PEER, "%s", c->failure);
-    if (r >= 0) return epx_fail(EPX_ERR_TIMEOUT, "rank %d did not send its statistics within %d s", r, (int)STATS_WAIT_S);
+    if (r >= 0)
+        return epx_fail(EPX_ERR_TIMEOUT, "%s did not send its statistics within %d s", epx_cluster_rank_name(c, r, name),
+                        (int)STATS_WAIT_S);
     return EPX_OK;
 }
 
@@ -252,21 +273,24 @@ void epx_cluster_flush_cache(epx_cluster_t *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* lock held */
+/* Replicas that are lost have their own end. lock held. */
 static void begin_stop(epx_cluster_t *c) {
     c->state = EPX_CLUSTER_STOPPING;
-    c->kill_deadline = epx_now_ns() + STOP_NS;
     for (size_t i = 0; i < c->live.cap; i++) {
         const epx_live_t *at = &c->live.slots[i];
         if (at->id) send_group(c, at->rank, EPX_MSG_CANCEL, &at->id, sizeof at->id);
     }
-    epx_cluster_send_all(c, EPX_MSG_STOP, NULL, 0);
+    for (int p = 0; p < c->n_replicas; p++) {
+        if (c->replicas[p].lost) continue;
+        c->replicas[p].kill_deadline = epx_now_ns() + STOP_NS;
+        epx_cluster_send_some(c, p * c->replica_size, c->replica_size, EPX_MSG_STOP, NULL, 0);
+    }
 }
 
 void epx_cluster_destroy(epx_cluster_t *c) {
     if (c == NULL) return;
     pthread_mutex_lock(&c->lock);
-    if (c->state == EPX_CLUSTER_SERVING) begin_stop(c);
+    if (c->state != EPX_CLUSTER_STOPPING) begin_stop(c);
     c->closing = 1;
     pthread_mutex_unlock(&c->lock);
     wake_reader(c);

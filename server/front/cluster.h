@@ -1,7 +1,7 @@
-/* The front's view of the ranks: starts them as processes (posix_spawn of the program itself with a hidden worker argument and an
- * inherited socket), feeds them requests, hands their events on, notices their death. Owns one reader thread.
- * Thread-safe: submit, cancel, status, stats. Callbacks run on the reader thread and must not block; they may call submit and
- * cancel. */
+/* The front's view of the ranks, of one replica of the model or of several: starts them as processes (posix_spawn of the program
+ * itself with a hidden worker argument and an inherited socket), feeds them requests, hands their events on, notices their death.
+ * Owns one reader thread. Thread-safe: submit, cancel, status, stats. Callbacks run on the reader thread and must not block; they
+ * may call submit and cancel. */
 #ifndef EPX_SERVER_FRONT_CLUSTER_H
 #define EPX_SERVER_FRONT_CLUSTER_H
 
@@ -20,6 +20,7 @@ typedef enum {
 typedef struct {
     uint32_t size;
     epx_rank_config_t rank; /* the same for every rank; rank.rank and the callbacks are ignored */
+    int n_replicas;         /* whole models of rank.tp ranks each, which know nothing of each other; 0: 1 */
     const char *program;    /* executable to spawn; NULL: /proc/self/exe */
     epx_balance_t balance;
     int limit_queue; /* 1: a rank has at most max_running + max_queued requests; more are EPX_ERR_CAPACITY */
@@ -28,14 +29,15 @@ typedef struct {
     /* Events of all requests, in order per request. Reader thread. */
     epx_event_fn on_event;
     void *ctx;
-    /* A rank died or the group was lost; every live request has received EPX_FINISH_ERROR. Once. Reader thread. */
+    /* A rank died or the group was lost; every live request of its replica has received EPX_FINISH_ERROR. Requests of other
+     * replicas go on, new ones are refused. Once. Reader thread. */
     void (*on_failure)(void *ctx, const char *message);
 } epx_cluster_config_t;
 
 typedef struct {
-    epx_rank_info_t info; /* of rank 0 */
-    int n_ranks;
-    int n_dp, ranks_per_dp; /* DP ranks; each is that many consecutive ranks, of which the first speaks for all */
+    epx_rank_info_t info;    /* of rank 0 */
+    int n_ranks, n_replicas; /* ranks of all replicas together, numbered replica by replica */
+    int n_dp, ranks_per_dp;  /* DP ranks; each is that many consecutive ranks, of which the first speaks for all */
     int pids[64];
     uint64_t mapped_bytes[64]; /* per rank */
     int failed;                /* 1 after a rank died */
@@ -45,9 +47,9 @@ typedef struct {
 /* Spawn all ranks, wait until every one is ready. *cfg and its strings are borrowed during the call, ctx until destroy.
  * On failure every rank is gone, the message names the rank and its error, and on_failure was not called. */
 epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
-/* Route to DP group dp_rank, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue is full. req->id is
- * ignored; *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks on a rank. A request
- * that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: the group is lost; the message says why. */
+/* Route to DP rank dp_rank, counted over all replicas, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue
+ * is full. req->id is ignored; *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks
+ * on a rank. A request that the rank refuses ends with EPX_FINISH_ERROR. EPX_ERR_PEER: a group is lost; the message says why. */
 epx_status_t epx_cluster_submit(epx_cluster_t *c, const epx_request_t *req, int dp_rank, uint64_t *out_id);
 /* The request ends with EPX_FINISH_CANCELLED unless it has ended by itself before. Unknown ids are ignored. */
 void epx_cluster_cancel(epx_cluster_t *c, uint64_t id);

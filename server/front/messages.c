@@ -6,26 +6,27 @@
 #include "server/front/cluster_impl.h"
 #include "server/front/wire.h"
 
-/* Every rank waits: give all of them all blobs. Sizes differ only if the ranks run different code. */
-static void answer_boot(epx_cluster_t *c) {
+/* Every rank of a replica waits: give all of them all blobs. Sizes differ only if the ranks run different code. */
+static void answer_boot(epx_cluster_t *c, int first) {
     epx_str_t all = {0};
     epx_status_t s = EPX_OK;
-    size_t n_bytes = c->ranks[0].boot_blob.n_bytes;
-    for (int r = 0; r < c->n_ranks; r++)
-        if (!c->ranks[r].boot_waits) return;
-    for (int r = 0; r < c->n_ranks && s >= 0; r++) {
-        epx_str_t *blob = &c->ranks[r].boot_blob;
+    epx_front_rank_t *ranks = &c->ranks[first];
+    size_t n_bytes = ranks[0].boot_blob.n_bytes;
+    for (int r = 0; r < c->replica_size; r++)
+        if (!ranks[r].boot_waits) return;
+    for (int r = 0; r < c->replica_size && s >= 0; r++) {
+        epx_str_t *blob = &ranks[r].boot_blob;
         if (blob->n_bytes != n_bytes)
             s = epx_fail(EPX_ERR_MISMATCH, "bootstrap: rank %d gave %zu bytes, rank 0 gave %zu", r, blob->n_bytes, n_bytes);
         else s = epx_str_append(&all, blob->data, blob->n_bytes);
         epx_str_clear(blob);
-        c->ranks[r].boot_waits = 0;
+        ranks[r].boot_waits = 0;
     }
     if (s < 0) {
-        epx_cluster_fail(c, s, epx_error_message());
+        epx_cluster_fail(c, first, s, epx_error_message());
     } else {
         pthread_mutex_lock(&c->lock);
-        epx_cluster_send_all(c, EPX_MSG_BOOT_ALL, all.data, all.n_bytes);
+        epx_cluster_send_some(c, first, c->replica_size, EPX_MSG_BOOT_ALL, all.data, all.n_bytes);
         pthread_mutex_unlock(&c->lock);
     }
     epx_str_fini(&all);
@@ -36,7 +37,7 @@ static epx_status_t take_boot(epx_cluster_t *c, int rank, const char *data, size
     if (r->boot_waits) return epx_fail(EPX_ERR_FORMAT, "a second bootstrap frame before the answer to the first");
     EPX_TRY(epx_str_append(&r->boot_blob, data, n));
     r->boot_waits = 1;
-    answer_boot(c);
+    answer_boot(c, rank - rank % c->replica_size);
     return EPX_OK;
 }
 
@@ -121,14 +122,15 @@ static epx_status_t take_report(epx_cluster_t *c, int rank, const char *data, si
 
 /* A rank that lost a peer is seldom the cause: wait for the peer's own end to be seen. */
 static epx_status_t take_failure(epx_cluster_t *c, int rank, const char *data, size_t n) {
-    char text[EPX_FAILURE_BYTES];
+    char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
     const char *message;
     epx_status_t status;
     EPX_TRY(epx_wire_get_failure(data, n, &status, &message));
     c->ranks[rank].said_why = 1;
-    snprintf(text, sizeof text, "rank %d: %s", rank, message);
-    if (status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT || status == EPX_ERR_ABORTED) epx_cluster_suspect(c, status, text);
-    else epx_cluster_fail(c, status, text);
+    snprintf(text, sizeof text, "%s: %s", epx_cluster_rank_name(c, rank, name), message);
+    if (status == EPX_ERR_PEER || status == EPX_ERR_TIMEOUT || status == EPX_ERR_ABORTED)
+        epx_cluster_suspect(c, rank, status, text);
+    else epx_cluster_fail(c, rank, status, text);
     return EPX_OK;
 }
 
@@ -154,7 +156,7 @@ static epx_status_t take_frame(epx_cluster_t *c, int rank, uint32_t kind, const 
 }
 
 void epx_cluster_take_frames(epx_cluster_t *c, int rank) {
-    char text[EPX_FAILURE_BYTES];
+    char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
     const char *data;
     uint32_t kind;
     size_t n;
@@ -165,6 +167,6 @@ void epx_cluster_take_frames(epx_cluster_t *c, int rank) {
     }
     if (s >= 0) return;
     c->ranks[rank].link.at_end = 1;
-    snprintf(text, sizeof text, "rank %d: %.400s", rank, epx_error_message());
-    epx_cluster_fail(c, s, text);
+    snprintf(text, sizeof text, "%s: %.400s", epx_cluster_rank_name(c, rank, name), epx_error_message());
+    epx_cluster_fail(c, rank, s, text);
 }

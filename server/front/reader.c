@@ -25,7 +25,7 @@ static epx_status_t start_rank(epx_cluster_t *c, int rank, const char *program) 
     epx_pipe_init(&r->link, r->process.fd);
     r->pid = r->process.pid;
     r->started = 1;
-    s = epx_wire_put_config(&frame, &c->cfg.rank, rank);
+    s = epx_wire_put_config(&frame, &c->cfg.rank, rank % c->replica_size);
     if (s >= 0) epx_cluster_send(c, rank, EPX_MSG_CONFIG, frame.data, frame.n_bytes);
     pthread_mutex_unlock(&c->lock);
     epx_str_fini(&frame);
@@ -36,11 +36,11 @@ static epx_status_t start_rank(epx_cluster_t *c, int rank, const char *program) 
 static void start_all(epx_cluster_t *c) {
     const char *program = c->cfg.program ? c->cfg.program : "/proc/self/exe";
     for (int r = 0; r < c->n_ranks; r++) {
-        char text[EPX_FAILURE_BYTES];
+        char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
         epx_status_t s = start_rank(c, r, program);
         if (s >= 0) continue;
-        snprintf(text, sizeof text, "rank %d: %s", r, epx_error_message());
-        epx_cluster_fail(c, s, text);
+        snprintf(text, sizeof text, "%s: %s", epx_cluster_rank_name(c, r, name), epx_error_message());
+        epx_cluster_fail(c, r, s, text);
         return;
     }
 }
@@ -58,21 +58,25 @@ static void fill_poll_set(epx_cluster_t *c, poll_set_t *set) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Of two deadlines, where 0 is none. */
+static uint64_t earlier(uint64_t a, uint64_t b) { return a == 0 || (b && b < a) ? b : a; }
+
 /* Until the next deadline; -1: none is set. */
 static int timeout_ms(epx_cluster_t *c) {
-    uint64_t now = epx_now_ns(), next = c->suspect_deadline, kill_at;
+    uint64_t now = epx_now_ns(), next = c->watch_at;
     pthread_mutex_lock(&c->lock);
-    kill_at = c->kill_deadline;
+    for (int p = 0; p < c->n_replicas; p++) {
+        next = earlier(next, c->replicas[p].suspect_deadline);
+        next = earlier(next, c->replicas[p].kill_deadline);
+    }
     pthread_mutex_unlock(&c->lock);
-    if (kill_at && (next == 0 || kill_at < next)) next = kill_at;
-    if (c->watch_at && (next == 0 || c->watch_at < next)) next = c->watch_at;
     if (next == 0) return -1;
     return next <= now ? 0 : (int)((next - now) / 1000000u) + 1;
 }
 
 static void serve_socket(epx_cluster_t *c, int rank, short got) {
     epx_front_rank_t *r = &c->ranks[rank];
-    char text[EPX_FAILURE_BYTES];
+    char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
     if (got & POLLOUT) {
         pthread_mutex_lock(&c->lock);
         epx_pipe_flush(&r->link, 0);
@@ -82,8 +86,8 @@ static void serve_socket(epx_cluster_t *c, int rank, short got) {
     if (epx_pipe_receive(&r->link) < 0) r->link.at_end = 1;
     epx_cluster_take_frames(c, rank);
     if (r->link.at_end && !r->said_why) {
-        snprintf(text, sizeof text, "rank %d (process %d) closed its socket", rank, r->pid);
-        epx_cluster_suspect(c, EPX_ERR_PEER, text);
+        snprintf(text, sizeof text, "%s (process %d) closed its socket", epx_cluster_rank_name(c, rank, name), r->pid);
+        epx_cluster_suspect(c, rank, EPX_ERR_PEER, text);
     }
 }
 
@@ -121,6 +125,6 @@ void *epx_cluster_reader_main(void *cluster) {
         epx_cluster_check_deadlines(c);
         epx_cluster_watch_stopped(c);
     }
-    epx_cluster_end_live(c, "the ranks were stopped");
+    epx_cluster_end_live(c, -1, "the ranks were stopped");
     return NULL;
 }

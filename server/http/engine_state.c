@@ -12,6 +12,16 @@ static json_t *counters(const uint64_t *v, int n) {
     return a;
 }
 
+/* Rows to the ranks of the same replica, in a row of all ranks. */
+static json_t *by_peer(const epx_reading_t *r, int rank, const uint64_t *v) {
+    json_t *a = json_array();
+    for (int peer = 0, first = epx_reading_first_peer(r, rank); peer < r->n_ranks; peer++) {
+        int i = peer - first;
+        json_array_append_new(a, json_integer(i < 0 || i >= r->ranks_per_replica ? 0 : (json_int_t)v[i]));
+    }
+    return a;
+}
+
 static json_t *time_hist(const epx_time_hist_t *h) {
     return json_pack("{s:I, s:I, s:o}", "sum_ns", (json_int_t)h->sum_ns, "count", (json_int_t)epx_time_hist_count(h), "buckets",
                      counters(h->n, EPX_TIME_BUCKETS));
@@ -34,8 +44,8 @@ static json_t *rank_json(const epx_reading_t *r, int rank) {
                   (json_int_t)st->kv_used_tokens, "kv_tokens", (json_int_t)st->kv_tokens, "steps", (json_int_t)st->n_steps,
                   "prompt_tokens", (json_int_t)st->n_prompt_tokens, "generated_tokens", (json_int_t)st->n_generated_tokens,
                   "requests", (json_int_t)m->n_requests, "moved_bytes", (json_int_t)(st->dispatch_bytes + st->combine_bytes));
-    json_object_set_new(o, "rows_sent", counters(st->rows_sent, r->n_ranks));
-    json_object_set_new(o, "pairs_sent", counters(st->pairs_sent, r->n_ranks));
+    json_object_set_new(o, "rows_sent", by_peer(r, rank, st->rows_sent));
+    json_object_set_new(o, "pairs_sent", by_peer(r, rank, st->pairs_sent));
     json_object_set_new(o, "wait",
                         json_pack("{s:o, s:o}", "dispatch", time_hist(&st->wait[EPX_PHASE_DISPATCH]), "combine",
                                   time_hist(&st->wait[EPX_PHASE_COMBINE])));

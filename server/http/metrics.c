@@ -80,6 +80,8 @@ static void update_rate(epx_dp_metrics_t *r, const epx_rank_stats_t *st, uint64_
 
 const epx_rank_stats_t *epx_reading_dp(const epx_reading_t *r, int dp) { return &r->stats[dp * r->ranks_per_dp]; }
 
+int epx_reading_first_peer(const epx_reading_t *r, int rank) { return rank - rank % r->ranks_per_replica; }
+
 epx_status_t epx_reading_take(epx_http_t *h, epx_reading_t *out) {
     memset(out, 0, sizeof *out);
     if (!h->cluster) return epx_fail(EPX_ERR_STATE, "the server was not started");
@@ -87,6 +89,7 @@ epx_status_t epx_reading_take(epx_http_t *h, epx_reading_t *out) {
     out->n_ranks = out->status.n_ranks;
     out->n_dp = out->status.n_dp;
     out->ranks_per_dp = out->status.ranks_per_dp;
+    out->ranks_per_replica = out->n_ranks / out->status.n_replicas;
     out->n_layers = out->status.info.n_layers;
     out->n_experts = out->status.info.n_experts;
     size_t n = (size_t)out->n_ranks + 1, n_rows = (size_t)out->n_layers * (size_t)out->n_experts;

@@ -44,7 +44,7 @@ void epx_metrics_on_event(epx_metrics_t *m, const epx_event_t *ev, int is_whole,
 typedef struct {
     epx_cluster_status_t status;
     int n_ranks, n_layers, n_experts;
-    int n_dp, ranks_per_dp;
+    int n_dp, ranks_per_dp, ranks_per_replica;
     epx_rank_stats_t *stats;   /* owned, [n_ranks] */
     uint64_t *expert_rows;     /* owned, [n_layers, n_experts], all ranks together */
     epx_dp_metrics_t *metrics; /* owned, [n_dp] */
@@ -52,6 +52,8 @@ typedef struct {
 
 /* The counters of a DP rank: those of its first rank, which counts requests for all of them. */
 const epx_rank_stats_t *epx_reading_dp(const epx_reading_t *r, int dp);
+/* The first rank of the replica of this rank: peers of a rank are numbered within its replica. */
+int epx_reading_first_peer(const epx_reading_t *r, int rank);
 
 struct epx_http;
 /* Takes the server's lock. EPX_ERR_NOMEM, EPX_ERR_STATE before the server was started. */

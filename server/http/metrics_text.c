@@ -115,14 +115,14 @@ static void peers(writer_t *w, const char *name, const char *help, int in_bytes)
     const epx_rank_info_t *info = &w->r->status.info;
     family(w, name, "counter", help);
     for (int rank = 0; rank < w->r->n_ranks; rank++)
-        for (int peer = 0; peer < w->r->n_ranks; peer++)
+        for (int peer = 0; peer < w->r->ranks_per_replica; peer++)
             for (int p = 0; p < EPX_N_PHASES; p++) {
                 const epx_rank_stats_t *st = &w->r->stats[rank];
                 int is_pairs = p == EPX_PHASE_COMBINE && info->combine == EPX_COMBINE_EXACT;
                 uint64_t rows = is_pairs ? st->pairs_sent[peer] : st->rows_sent[peer];
                 int scale = !in_bytes ? 1 : p == EPX_PHASE_DISPATCH ? info->dispatch_row_bytes : info->combine_row_bytes;
                 PUT(w, "%s{%s,dp_rank=\"%d\",rank=\"%d\",peer=\"%d\",phase=\"%s\"} %" PRIu64 "\n", name, epx_str_z(&w->model),
-                    dp_of(w, rank), rank, peer, phases[p], rows * (uint64_t)scale);
+                    dp_of(w, rank), rank, epx_reading_first_peer(w->r, rank) + peer, phases[p], rows * (uint64_t)scale);
             }
 }
 
@@ -211,16 +211,23 @@ static void write_top_experts(writer_t *w) {
     }
 }
 
-/* Rows that arrive at the fullest rank over the mean. */
-static double rank_imbalance(const epx_reading_t *r) {
+/* Rows that arrive at the fullest rank of a replica over the mean. */
+static double replica_imbalance(const epx_rank_stats_t *stats, int n) {
     double most = 0, sum = 0;
-    for (int to = 0; to < r->n_ranks; to++) {
+    for (int to = 0; to < n; to++) {
         double rows = 0;
-        for (int from = 0; from < r->n_ranks; from++) rows += (double)r->stats[from].pairs_sent[to];
+        for (int from = 0; from < n; from++) rows += (double)stats[from].pairs_sent[to];
         most = fmax(most, rows);
         sum += rows;
     }
-    return sum > 0 ? most * r->n_ranks / sum : 1;
+    return sum > 0 ? most * n / sum : 1;
+}
+
+static double rank_imbalance(const epx_reading_t *r) {
+    double most = 1;
+    for (int first = 0; first < r->n_ranks; first += r->ranks_per_replica)
+        most = fmax(most, replica_imbalance(&r->stats[first], r->ranks_per_replica));
+    return most;
 }
 
 static void write_experts(writer_t *w) {

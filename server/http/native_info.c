@@ -86,12 +86,13 @@ static json_t *dp_state(const epx_reading_t *r, int dp) {
 static json_t *server_info(epx_http_t *h, const epx_reading_t *r) {
     const epx_rank_info_t *i = &r->status.info;
     json_t *root = h->cfg.server_args ? json_loads(h->cfg.server_args, 0, NULL) : json_object(), *states = json_array();
-    json_t *more = json_pack(
-        "{s:s, s:s, s:s, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I}", "version", epx_version(), "status",
-        r->status.failed ? "failed" : "ready", "served_model_name", h->model_name, "n_ranks", r->n_ranks, "exchange_backend",
-        i->backend, "exchange_transport", i->transport, "cpu_isa", i->isa, "num_layers", i->n_layers, "num_experts", i->n_experts,
-        "num_experts_per_tok", i->top_k, "max_running_requests_per_rank", i->max_running, "chunked_prefill_size_per_rank",
-        i->chunk_tokens, "max_total_num_tokens", (json_int_t)i->kv_tokens, "max_req_input_len", (json_int_t)h->max_tokens - 1);
+    json_t *more =
+        json_pack("{s:s, s:s, s:s, s:i, s:i, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I}", "version", epx_version(),
+                  "status", r->status.failed ? "failed" : "ready", "served_model_name", h->model_name, "n_ranks", r->n_ranks,
+                  "n_replicas", r->status.n_replicas, "exchange_backend", i->backend, "exchange_transport", i->transport,
+                  "cpu_isa", i->isa, "num_layers", i->n_layers, "num_experts", i->n_experts, "num_experts_per_tok", i->top_k,
+                  "max_running_requests_per_rank", i->max_running, "chunked_prefill_size_per_rank", i->chunk_tokens,
+                  "max_total_num_tokens", (json_int_t)i->kv_tokens, "max_req_input_len", (json_int_t)h->max_tokens - 1);
     for (int dp = 0; dp < r->n_dp; dp++) json_array_append_new(states, dp_state(r, dp));
     json_object_update(root, more);
     json_decref(more);

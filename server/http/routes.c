@@ -12,8 +12,8 @@
 int epx_http_unavailable(epx_http_t *h, epx_api_error_t *err) {
     pthread_mutex_lock(&h->lock);
     int failed = h->failed, stopping = h->stopping || h->draining;
-    if (stopping) epx_api_fail(err, 503, "shutting_down", NULL, "the server is shutting down");
-    else if (failed) epx_api_fail(err, 503, "engine_failure", NULL, "%s", h->failure);
+    if (failed) epx_api_fail(err, 503, "engine_failure", NULL, "%s", h->failure);
+    else if (stopping) epx_api_fail(err, 503, "shutting_down", NULL, "the server is shutting down");
     pthread_mutex_unlock(&h->lock);
     return failed || stopping;
 }

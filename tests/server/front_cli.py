@@ -70,14 +70,16 @@ def gone(pid, seconds):
 # ---- settings ----
 
 def test_settings():
-    expect(run("serve", "--model-path", TINY, "--tp", "3", "--dp", "2"), 2, "--tp-size 3 --dp-size 2", "1, 3")
+    expect(run("serve", "--model-path", TINY, "--tp", "3", "--dp", "2", "--enable-dp-attention"), 2, "--tp-size 3 --dp-size 2", "1, 3")
+    expect(run("serve", "--model-path", TINY, "--tp", "5", "--dp", "13"), 2, "--dp-size 13", "13 replicas", "65 ranks", "1 to 12")
+    expect(run("eval", "logits", "--model-path", TINY, "--dp", "2"), 2, "--dp-size 2", "one replica", "legal value: 1")
     expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "foo"), 2, "--moe-a2a-backend foo", "auto, none, pplx")
     expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "mori"), 2, "mori", "not built yet", "auto, none, pplx, deepep")
     expect(run("serve", "--model-pth", TINY), 2, "--model-pth", "did you mean --model-path?")
     expect(run("generate", "--model-path", TINY, "--prompt", "x", "--temperature", "hot"), 2, "--temperature hot", "0 to 100")
     expect(run("generate", "--model-path", "/no/such", "--prompt", "x"), 2, "--model-path /no/such", "No such file")
-    r = expect(run("serve", "--tp", "3", "--dp", "2", "--ep", "5", "--port", "99999", "--bogus"), 2, "--tp-size 3", "--ep-size 5",
-               "--port 99999", "--bogus", "--model-path is missing", "--enable-dp-attention")
+    r = expect(run("serve", "--tp", "3", "--dp", "2", "--enable-dp-attention", "--ep", "5", "--port", "99999", "--bogus"), 2, "--tp-size 3",
+               "--ep-size 5", "--port 99999", "--bogus", "--model-path is missing")
     check(r.stdout == "", "standard output is empty", r.stdout)
     ask = ("generate", "--model-path", TINY, "--prompt", "x")
     expect(run(*ask, "--threads", "256"), 2, "--threads 256", "1 to 255")
@@ -219,6 +221,19 @@ def test_info():
     rows = re.findall(r"^ +(\d+) +(\d+) +(\d+)$", r.stdout, re.M)
     size = os.path.getsize(os.path.join(TINY, "model.safetensors"))
     check(len(rows) == 2 and all(0 < int(b) < size for _, _, b in rows), "each rank maps a part of the file", r.stdout)
+
+
+def test_replica_memory():
+    """--mem-fraction-static is shared by all ranks of the host, those of replicas too."""
+    takes = []
+    for n in ("1", "2"):
+        out = expect(run("info", "--model-path", TINY, "--tp", "2", "--dp", n, "--mem-fraction-static", "0.2", "--max-running-requests",
+                         "2048", "--threads", "1"), 0).stdout
+        kv, exchange = re.search(r"tokens, (\d+) bytes; exchange memory (\d+) bytes", out).groups()
+        mapped = re.findall(r"^ +\d+ +\d+ +(\d+)$", out, re.M)
+        check(len(mapped) == 2 * int(n), "ranks of all replicas are listed", out)
+        takes.append(int(kv) + int(exchange) + int(mapped[0]))
+    check(0.4 < takes[1] / takes[0] < 0.6, "a rank of two replicas takes half of what one takes", str(takes))
 
 
 def test_demo():

@@ -348,6 +348,87 @@ static void test_balance(void **state) {
     }
 }
 
+/* Replicas: each its own bootstrap and running number; DP ranks are counted over all. */
+static void test_replicas(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg, .n_replicas = 3};
+    epx_cluster_status_t st;
+    epx_rank_stats_t stats[6];
+    int32_t prompt[2] = {4, 4};
+    uint64_t ids[12];
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    assert_int_equal(front_open_with(&f, "fake", 2, &cfg), EPX_OK);
+    epx_cluster_status(f.cluster, &st);
+    assert_int_equal(st.n_ranks, 6);
+    assert_int_equal(st.n_replicas, 3);
+    assert_int_equal(st.n_dp, 6);
+    for (int i = 0; i < 12; i++) {
+        ids[i] = front_submit(&f, prompt, 2, 5, i % 6);
+        if (i % 5 == 0) pause_ms(20); /* some replicas are idle, others not */
+    }
+    assert_true(front_wait_ends(&f, 12));
+    for (int i = 0; i < 12; i++) check_tokens(ids[i], 4, 5);
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 6), EPX_OK);
+    for (int r = 0; r < 6; r++) {
+        assert_int_equal(stats[r].n_decode_tokens, 10);
+        assert_int_equal(stats[r].rows_sent[1], 10 * (r % 2) + 1); /* the rank's number is that within its replica */
+    }
+    for (int i = 0; i < 6; i++) front_submit(&f, prompt, 2, 5, -1); /* spread over all of them */
+    assert_true(front_wait_ends(&f, 18));
+    assert_int_equal(epx_cluster_stats(f.cluster, stats, 6), EPX_OK);
+    for (int r = 0; r < 6; r++) assert_int_equal(stats[r].n_decode_tokens, 15);
+    assert_int_equal(epx_cluster_submit(f.cluster, &(epx_request_t){.prompt = prompt, .n_prompt = 1}, 6, ids), EPX_ERR_ARG);
+    front_close(&f);
+    assert_true(front_no_children());
+}
+
+/* The end of a rank is the end of its replica; requests of the others go on, new ones are refused by the dead rank's name. */
+static void test_replica_lost(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg, .n_replicas = 3};
+    epx_cluster_status_t st;
+    int32_t prompt = 1;
+    uint64_t ids[6], id;
+    char who[80];
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    assert_int_equal(front_open_with(&f, "fake:slow", 2, &cfg), EPX_OK);
+    epx_cluster_status(f.cluster, &st);
+    for (int i = 0; i < 6; i++) ids[i] = front_submit(&f, &prompt, 1, i < 4 ? 40 : 500, i);
+    for (int i = 0; i < 6; i++) assert_true(front_wait_tokens(&f, ids[i], 2));
+    kill(st.pids[3], SIGKILL);
+    assert_true(front_wait_failure(&f));
+    snprintf(who, sizeof who, "replica 1 rank 1 (process %d) was killed by signal 9", st.pids[3]);
+    assert_non_null(strstr(f.failure, who));
+    for (int i = 2; i < 4; i++) assert_non_null(strstr(front_result(&f, ids[i])->error, who));
+    assert_int_equal(
+        epx_cluster_submit(f.cluster, &(epx_request_t){.prompt = &prompt, .n_prompt = 1, .max_new_tokens = 1}, 0, &id),
+        EPX_ERR_PEER);
+    assert_non_null(strstr(epx_error_message(), who));
+    assert_true(front_wait_ends(&f, 4)); /* the first replica's come to their own end */
+    for (int i = 0; i < 2; i++) check_tokens(ids[i], 1, 40);
+    for (int r = 2; r < 4; r++) assert_true(front_gone_within(st.pids[r], 2000));
+    kill(st.pids[4], SIGKILL); /* another one dies: its requests are told of its own death, the first reason stays */
+    assert_true(front_wait_ends(&f, 6));
+    for (int i = 4; i < 6; i++) assert_non_null(strstr(front_result(&f, ids[i])->error, "replica 2 rank 0 (process "));
+    epx_cluster_status(f.cluster, &st);
+    assert_non_null(strstr(st.failure, who));
+    front_close(&f);
+    assert_int_equal(f.n_failures, 1);
+    assert_true(front_no_children());
+}
+
+static void test_replica_start_fails(void **state) {
+    epx_cluster_config_t cfg = {.size = sizeof cfg, .n_replicas = 2};
+    (void)state;
+    epx_rank_config_init(&cfg.rank);
+    assert_int_equal(front_open_with(&f, "fake:refuse", 2, &cfg), EPX_ERR_FORMAT);
+    assert_non_null(strstr(epx_error_message(), " rank 1: fake/model.safetensors: refused as asked"));
+    assert_true(front_no_children());
+    cfg.n_replicas = 33;
+    assert_int_equal(front_open_with(&f, "fake", 2, &cfg), EPX_ERR_ARG);
+    assert_non_null(strstr(epx_error_message(), "n_replicas = 33; with tp = 2 0 to 32 are possible"));
+}
+
 static void test_queue_limit(void **state) {
     epx_cluster_config_t cfg = {.size = sizeof cfg, .limit_queue = 1, .max_queued = 2};
     epx_request_t req = {.n_prompt = 1, .max_new_tokens = 500};
@@ -450,14 +531,29 @@ static void test_live_table(void **state) {
 }
 
 int main(int argc, char **argv) {
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire),          cmocka_unit_test(test_live_table),      cmocka_unit_test(test_status_and_stats),
-        cmocka_unit_test(test_many_requests), cmocka_unit_test(test_idle_ranks),      cmocka_unit_test(test_cancel_and_refusal),
-        cmocka_unit_test(test_bad_submit),    cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_rank_stays_stopped),
-        cmocka_unit_test(test_killed_rank),   cmocka_unit_test(test_lost_peer),       cmocka_unit_test(test_start_failures),
-        cmocka_unit_test(test_no_program),    cmocka_unit_test(test_stop_is_bounded), cmocka_unit_test(test_watchdog),
-        cmocka_unit_test(test_balance),       cmocka_unit_test(test_queue_limit),     cmocka_unit_test(test_stop_cancels),
-        cmocka_unit_test(test_killed_front),  cmocka_unit_test(test_reports)};
+    static const struct CMUnitTest tests[] = {cmocka_unit_test(test_wire),
+                                              cmocka_unit_test(test_live_table),
+                                              cmocka_unit_test(test_status_and_stats),
+                                              cmocka_unit_test(test_many_requests),
+                                              cmocka_unit_test(test_idle_ranks),
+                                              cmocka_unit_test(test_cancel_and_refusal),
+                                              cmocka_unit_test(test_bad_submit),
+                                              cmocka_unit_test(test_stopped_rank),
+                                              cmocka_unit_test(test_rank_stays_stopped),
+                                              cmocka_unit_test(test_killed_rank),
+                                              cmocka_unit_test(test_lost_peer),
+                                              cmocka_unit_test(test_start_failures),
+                                              cmocka_unit_test(test_no_program),
+                                              cmocka_unit_test(test_stop_is_bounded),
+                                              cmocka_unit_test(test_watchdog),
+                                              cmocka_unit_test(test_balance),
+                                              cmocka_unit_test(test_queue_limit),
+                                              cmocka_unit_test(test_replicas),
+                                              cmocka_unit_test(test_replica_lost),
+                                              cmocka_unit_test(test_replica_start_fails),
+                                              cmocka_unit_test(test_stop_cancels),
+                                              cmocka_unit_test(test_killed_front),
+                                              cmocka_unit_test(test_reports)};
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, NULL, NULL);

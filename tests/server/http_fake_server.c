@@ -96,7 +96,7 @@ void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
     (void)c;
     memset(out, 0, sizeof *out);
     out->n_ranks = out->n_dp = 2;
-    out->ranks_per_dp = 1;
+    out->ranks_per_dp = out->n_replicas = 1;
     out->info.kv_tokens = 1 << 20;
 }
 

@@ -120,7 +120,10 @@ static void test_validate(void **state) {
           "legal values of --dp-size with --tp-size 3: 1, 3");
     check(EPX_CMD_SERVE, "--model-path / --tp 2", 0, NULL, NULL);
     check(EPX_CMD_SERVE, "--model-path / --tp 4 --dp 2 --enable-dp-attention", 0, NULL, NULL);
-    check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2", 1, "--enable-dp-attention", NULL);
+    check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2", 0, NULL, NULL); /* replicas */
+    check(EPX_CMD_SERVE, "--model-path / --tp 3 --dp 2 --max-running-requests 1 --chunked-prefill-size 1", 0, NULL, NULL);
+    check(EPX_CMD_SERVE, "--model-path / --tp 8 --dp 9", 1, "--dp-size 9 without --enable-dp-attention: 9 replicas",
+          "72 ranks; legal values of --dp-size: 1 to 8");
     check(EPX_CMD_SERVE, "--model-path / --ep 2", 1, "--ep-size 2", "with --tp-size 1: 1");
     check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx", 0, NULL, NULL); /* SGLang wants two DP ranks */
     check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx --deepep-mode normal", 1, "--deepep-mode normal",
@@ -136,7 +139,8 @@ static void test_validate(void **state) {
     check(EPX_CMD_GENERATE, "--model-path /", 1, "one of --prompt TEXT and --chat TEXT", NULL);
     check(EPX_CMD_GENERATE, "--model-path / --prompt a --chat b", 1, "only one of", NULL);
     check(EPX_CMD_GENERATE, "--model-path / --prompt a --top-p 0", 1, "--top-p 0", NULL);
-    check(EPX_CMD_SERVE, "--tp 3 --dp 2 --ep 2 --moe-a2a-backend pplx", 4, "--ep-size 2", "--model-path is missing");
+    check(EPX_CMD_SERVE, "--tp 3 --dp 2 --enable-dp-attention --ep 2 --moe-a2a-backend pplx", 3, "--ep-size 2",
+          "--model-path is missing");
 }
 
 /* The token cap: derived when it is not set; else it must hold every kind of step. */
