@@ -244,10 +244,14 @@ typedef struct {
 EPX_API void epx_plan_config_init(epx_plan_config_t *cfg);
 /* All zero but size. */
 EPX_API void epx_io_init(epx_io_t *io);
-/* Bytes that a plan of this shape allocates on each of n_ranks ranks: slab_bytes + private_bytes of epx_plan_info(). Allocates
- * nothing that lasts. Returns EPX_ERR_ARG, _UNSUPPORTED, _CAPACITY; *out_bytes is then untouched. */
+/* Bytes that a plan of this shape allocates on each of n_ranks ranks of one host: slab_bytes + private_bytes of epx_plan_info().
+ * Allocates nothing that lasts. Returns EPX_ERR_ARG, _UNSUPPORTED, _CAPACITY; *out_bytes is then untouched. */
 EPX_API epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes);
-/* The same for plans of this group: with a group on devices the bytes of device memory are counted too. */
+/* The same on a rank with n_here ranks on its host, itself included (1 .. n_ranks): rows and buffers of messages to the others
+ * are counted too. */
+EPX_API epx_status_t epx_plan_bytes_hosts(const epx_plan_config_t *cfg, int n_ranks, int n_here, size_t *out_bytes);
+/* The same for plans of this group, wherever its ranks are: with a group on devices the bytes of device memory are counted too.
+ */
 EPX_API epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_config_t *cfg, size_t *out_bytes);
 /* Collective over the group, in the same order on all ranks. Checks every field, compares all fields over ranks, then takes and
  * shares memory; *cfg and its tables are borrowed during the call only. A failure on one rank fails the call on all.
@@ -294,7 +298,7 @@ EPX_API epx_status_t epx_plan_abort(epx_plan_t *p);
  * that epx_group_mask() marks take no part any more. Also ends the loss of the group's all-gather. Collective over the living
  * ranks, which must have left every call of the plan and the group; no other thread uses the plan. Masked ranks cannot come back
  * to it. Returns EPX_ERR_PEER (a dead rank is not masked), _TIMEOUT, _MISMATCH (the ranks masked differ): the plan stays aborted;
- * _UNSUPPORTED when ranks are reached by messages. */
+ * _UNSUPPORTED on devices. Ranks may be on several hosts: messages of before that are still under way are dropped. */
 EPX_API epx_status_t epx_plan_recover(epx_plan_t *p);
 /* After masking: how many tokens of the exchange begun last on this channel have places that no living rank computes, and for
  * each token how many ([n_tokens], borrowed until the next dispatch_send; only written once a rank is masked; NULL: not wanted).

@@ -27,6 +27,7 @@ struct epx_group {
     uint64_t epoch;      /* of the last all-gather */
     uint64_t timeout_ns; /* of set-up calls */
     uint32_t lost;       /* an all-gather has failed */
+    uint32_t n_recovers; /* of all its plans, begun: the turn of their messages */
 };
 
 /* ---- registry.c: the only file that names transports and backends ---- */

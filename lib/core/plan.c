@@ -56,7 +56,41 @@ typedef struct {
     int n_local_max;
     size_t row_max, max_rows, backend_bytes, private_bytes;
     uint64_t device_slab_bytes, device_private_bytes;
+    size_t put_bytes, phase_bytes, message_bytes; /* the last: of all message peers, 0 without any */
 } sizes_t;
+
+/* A group, or ranks that have none yet. */
+typedef struct {
+    const epx_net_t *net; /* NULL: no group yet */
+    int n_ranks, n_far;   /* n_far: reached by messages */
+} where_t;
+
+static where_t where_of(const epx_group_t *g) {
+    return (where_t){g->net, g->n_ranks, g->net->transport->messages == NULL ? 0 : g->net->n_messages};
+}
+
+/* What carries messages between hosts. */
+static const epx_messages_t *messages_of(const epx_net_t *net) {
+    const epx_transport_t *t = net != NULL ? net->transport : NULL;
+    for (int i = 0; net == NULL && (t == NULL || t->messages == NULL); i++) t = epx_transport_at(i);
+    return t->messages;
+}
+
+/* Puts and phases to one peer, as the halves make them. */
+static void size_messages(const epx_plan_config_t *c, const where_t *at, sizes_t *z) {
+    const epx_slab_layout_t *l = &z->layout;
+    size_t table = (size_t)l->route_block * 4, scales = (size_t)l->scale_words * 4, put = table, t = (size_t)l->max_tokens;
+    size_t per_token = c->combine == EPX_COMBINE_PARTIAL ? 1 : z->row_max / ((size_t)(at->n_ranks / c->replicate) * t);
+    size_t dispatch = 2 * table + t * ((size_t)l->wire_row_bytes + scales),
+           combine = t * per_token * (size_t)l->combine_row_bytes;
+    if (put < l->wire_row_bytes) put = (size_t)l->wire_row_bytes;
+    if (put < l->combine_row_bytes) put = (size_t)l->combine_row_bytes;
+    if (put < scales) put = scales;
+    z->put_bytes = put;
+    z->phase_bytes = dispatch > combine ? dispatch : combine;
+    if (at->n_far == 0 || z->a2a->device != NULL) return;
+    z->message_bytes = messages_of(at->net)->bytes(z->put_bytes, z->phase_bytes, 2 * c->n_channels, at->n_far);
+}
 
 static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w, arena_t *a, epx_channel_t *ch) {
     epx_routes_t *r = &ch->routes;
@@ -117,11 +151,12 @@ static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out
     return EPX_OK;
 }
 
-/* c: validated and normalised. net NULL: a CPU group whose peers are all mapped. */
-static epx_status_t measure(const epx_net_t *net, const epx_plan_config_t *c, int n_ranks, const epx_a2a_t *a2a, sizes_t *z) {
+/* c: validated and normalised. */
+static epx_status_t measure(const where_t *at, const epx_plan_config_t *c, const epx_a2a_t *a2a, sizes_t *z) {
     /* Rows that come in messages arrive in region D whatever the backend; on devices none do. */
-    uint32_t regions = a2a->regions | (net != NULL && a2a->device == NULL && net->n_messages > 0 ? EPX_REGION_D : 0);
+    uint32_t regions = a2a->regions | (a2a->device == NULL && at->n_far > 0 ? EPX_REGION_D : 0);
     size_t rows = 0, places = 0, slots = 0, pad = 0;
+    int n_ranks = at->n_ranks;
     memset(z, 0, sizeof *z);
     z->a2a = a2a;
     EPX_TRY(epx_slab_layout(c, n_ranks, regions, &z->layout));
@@ -142,8 +177,9 @@ static epx_status_t measure(const epx_net_t *net, const epx_plan_config_t *c, in
     carve(z, c, n_ranks, &count, &nowhere);
     if (!count.ok) return epx_fail(EPX_ERR_CAPACITY, "the private tables do not fit the address space");
     z->private_bytes = count.at;
+    size_messages(c, at, z);
     if (a2a->device != NULL)
-        a2a->device->bytes(net, c, z->n_local_max, z->row_max, &z->device_slab_bytes, &z->device_private_bytes);
+        a2a->device->bytes(at->net, c, z->n_local_max, z->row_max, &z->device_slab_bytes, &z->device_private_bytes);
     return EPX_OK;
 }
 
@@ -158,20 +194,32 @@ static epx_status_t measure_for(const epx_group_t *g, const epx_plan_config_t *c
     const epx_a2a_t *a2a;
     EPX_TRY(g->link == NULL ? epx_validate_config(cfg, g->n_ranks, c) : epx_validate_device_config(cfg, g->n_ranks, c));
     EPX_TRY(epx_select_a2a(g->net, c, &a2a));
-    return measure(g->net, c, g->n_ranks, a2a, z);
+    where_t at = where_of(g);
+    return measure(&at, c, a2a, z);
 }
 
-epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes) {
+static size_t all_bytes(const sizes_t *z) {
+    return z->layout.total_bytes + z->private_bytes + z->message_bytes + z->device_slab_bytes + z->device_private_bytes;
+}
+
+epx_status_t epx_plan_bytes_hosts(const epx_plan_config_t *cfg, int n_ranks, int n_here, size_t *out_bytes) {
+    where_t at = {NULL, n_ranks, n_ranks - n_here};
     epx_plan_config_t c;
     const epx_a2a_t *a2a;
     sizes_t z;
     EPX_TRY(check_config_pointer(cfg));
     if (out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "out_bytes is NULL");
     EPX_TRY(epx_validate_config(cfg, n_ranks, &c));
+    if (n_here < 1 || n_here > n_ranks)
+        return epx_fail(EPX_ERR_ARG, "n_here is %d; legal: 1 to n_ranks %d, the ranks of one host", n_here, n_ranks);
     EPX_TRY(epx_select_a2a(NULL, &c, &a2a));
-    EPX_TRY(measure(NULL, &c, n_ranks, a2a, &z));
-    *out_bytes = z.layout.total_bytes + z.private_bytes;
+    EPX_TRY(measure(&at, &c, a2a, &z));
+    *out_bytes = all_bytes(&z);
     return EPX_OK;
+}
+
+epx_status_t epx_plan_bytes(const epx_plan_config_t *cfg, int n_ranks, size_t *out_bytes) {
+    return epx_plan_bytes_hosts(cfg, n_ranks, n_ranks < 1 ? 1 : n_ranks, out_bytes);
 }
 
 epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_config_t *cfg, size_t *out_bytes) {
@@ -180,7 +228,7 @@ epx_status_t epx_group_plan_bytes(const epx_group_t *g, const epx_plan_config_t 
     EPX_TRY(check_config_pointer(cfg));
     if (g == NULL || out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", g == NULL ? "group" : "out_bytes");
     EPX_TRY(measure_for(g, cfg, &c, &z));
-    *out_bytes = z.layout.total_bytes + z.private_bytes + z.device_slab_bytes + z.device_private_bytes;
+    *out_bytes = all_bytes(&z);
     return EPX_OK;
 }
 
@@ -226,7 +274,7 @@ static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const s
     p->row_max = z->row_max;
     p->max_rows = z->max_rows;
     p->scale_gap = scale_gap(c, z, p->row_cap);
-    p->private_bytes = z->private_bytes;
+    p->private_bytes = z->private_bytes + z->message_bytes;
     p->device_slab_bytes = z->device_slab_bytes;
     p->device_private_bytes = z->device_private_bytes;
     memset(p->alive, 1, (size_t)g->n_ranks);
@@ -287,16 +335,9 @@ static epx_status_t check_heads(const epx_plan_t *p, uint64_t hash) {
 /* Own slab, and buffers for messages where there are any. */
 static epx_status_t take_slab(epx_group_t *g, const sizes_t *z, epx_plan_t *p) {
     const epx_messages_t *m = g->net->transport->messages;
-    const epx_slab_layout_t *l = &z->layout;
-    EPX_TRY(g->net->transport->slab_alloc(g->net, l->total_bytes, &p->slab));
+    EPX_TRY(g->net->transport->slab_alloc(g->net, z->layout.total_bytes, &p->slab));
     if (m == NULL) return EPX_OK;
-    uint64_t table = l->route_block * 4, scales = l->scale_words * 4, put = table, t = l->max_tokens;
-    uint64_t per_token = p->cfg.combine == EPX_COMBINE_PARTIAL ? 1 : p->row_max / ((uint64_t)(g->n_ranks / p->cfg.replicate) * t);
-    uint64_t dispatch = 2 * table + t * (l->wire_row_bytes + scales), combine = t * per_token * l->combine_row_bytes;
-    if (put < l->wire_row_bytes) put = l->wire_row_bytes;
-    if (put < l->combine_row_bytes) put = l->combine_row_bytes;
-    if (put < scales) put = scales;
-    return m->reserve(p->slab, put, dispatch > combine ? dispatch : combine, 2 * p->cfg.n_channels, p->cfg.timeout_ns);
+    return m->reserve(p->slab, z->put_bytes, z->phase_bytes, 2 * p->cfg.n_channels, p->cfg.timeout_ns);
 }
 
 epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_t **out_plan) {

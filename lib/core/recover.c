@@ -70,7 +70,7 @@ static void tell_all(epx_plan_t *p, uint64_t flag, const recover_word_t *word) {
     uint64_t off = epx_recover_off(&p->layout, p->rank);
     for (int r = 0; r < p->n_ranks; r++) {
         if (!takes_part(p, r)) continue;
-        if (word != NULL) memcpy(p->slab->base[r] + off + 8, word, sizeof *word);
+        if (word != NULL) memcpy(epx_slab_put(p->slab, r, off + 8, sizeof *word), word, sizeof *word);
         epx_slab_signal(p->slab, r, off, flag);
     }
 }
@@ -81,6 +81,7 @@ static epx_status_t hear_all(epx_plan_t *p, uint64_t flag, uint64_t deadline) {
     for (int r = 0; r < p->n_ranks; r++) {
         const uint64_t *word = epx_slab_word(p->slab, p->rank, epx_recover_off(&p->layout, r));
         while (takes_part(p, r) && epx_load_acquire_u64(word) < flag) {
+            epx_net_progress(p->net);
             int dead = p->net->transport->dead_rank(p->net);
             if (epx_load_acquire_u64(word) >= flag) break;
             if (dead >= 0) return epx_fail(EPX_ERR_PEER, "recover: %s is gone and not masked", epx_peer_text(p->net, dead));
@@ -135,15 +136,28 @@ static void reset(epx_plan_t *p, const recover_word_t *w) {
 static epx_status_t check_recover(const epx_plan_t *p) {
     if (p->a2a->device != NULL)
         return epx_unsupported_call("epx_plan_recover on devices", "destroy the plan and create a new one");
-    if (p->net->n_messages > 0)
-        return epx_fail(EPX_ERR_UNSUPPORTED,
-                        "epx_plan_recover: %d ranks are reached by messages, which may still be under way; "
-                        "make a new group",
-                        p->net->n_messages);
     for (int r = 0; r < p->n_ranks; r++)
         if (!p->alive[r] && !p->group->masked[r])
             return epx_fail(EPX_ERR_ARG, "rank %d was left out by an earlier recover and cannot come back; create a new plan", r);
     return EPX_OK;
+}
+
+/* Messages of this plan and of its group are of a new turn from here on: those of the turn before, which may be under way for
+ * long, are dropped by every rank that has seen this one. */
+static void renew_messages(epx_plan_t *p) {
+    const epx_messages_t *m = p->net->transport->messages;
+    uint32_t turn = ++p->group->n_recovers;
+    if (m == NULL || EPX_MUTANT(recover_keeps_messages)) return;
+    m->renew(p->slab, turn);
+    m->renew(p->group->ctl, turn);
+}
+
+/* All living ranks have done so. */
+static void settle_messages(epx_plan_t *p) {
+    const epx_messages_t *m = p->net->transport->messages;
+    if (m == NULL || EPX_MUTANT(recover_keeps_messages)) return;
+    m->settle(p->slab, p->group->n_recovers);
+    m->settle(p->group->ctl, p->group->n_recovers);
 }
 
 epx_status_t epx_plan_recover(epx_plan_t *p) {
@@ -153,6 +167,7 @@ epx_status_t epx_plan_recover(epx_plan_t *p) {
     recover_word_t word = {0, p->group->epoch, masked_hash(p)};
     for (int i = 0; i < p->cfg.n_channels; i++)
         if (p->channels[i].epoch > word.epoch) word.epoch = p->channels[i].epoch;
+    renew_messages(p);
     tell_all(p, 2 * turn, &word); /* this rank is in no exchange any more */
     epx_status_t s = hear_all(p, 2 * turn, deadline);
     if (s >= 0) s = agree_on(p, &word);
@@ -160,7 +175,10 @@ epx_status_t epx_plan_recover(epx_plan_t *p) {
         epx_slab_abort(p->slab, epx_abort_pack(EPX_ERR_ABORTED, p->rank, -1));
         return s;
     }
+    settle_messages(p);
     reset(p, &word);
     tell_all(p, 2 * turn + 1, NULL); /* and its abort word is clear: from here on the next error may be written */
-    return hear_all(p, 2 * turn + 1, deadline);
+    EPX_TRY(hear_all(p, 2 * turn + 1, deadline));
+    epx_slab_drain(p->slab);
+    return EPX_OK;
 }

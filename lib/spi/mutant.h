@@ -23,6 +23,7 @@
  * | replica_ignores_token | the receiver picks a copy of an expert by another rule than the sender                    |
  * | no_renormalize       | weights of masked tokens stay as they are                                                  |
  * | recover_keeps_epoch  | after a recover each rank goes on with its own epoch                                       |
+ * | recover_keeps_messages | messages of before a recover are taken in after it (seen by the late wire only)           |
  * | missing_fence        | a flag does not wait for the data before it (seen by the transport `fault` only)           |
  * | one_member_served    | results go to the first of the ranks that hold a token only                                | */
 #ifndef EPX_SPI_MUTANT_H

@@ -70,6 +70,13 @@ typedef struct {
     void (*idle)(epx_net_t *net, uint64_t max_ns);
     /* Has that peer destroyed its group? */
     int (*left)(const epx_net_t *net, int rank);
+    /* After a failure. renew: what goes out from now on is of `turn`, above all earlier ones; what was begun is dropped, masked
+     * ranks are cut off. settle: every living peer has renewed, so what still comes of earlier turns is dropped; in between it is
+     * dropped once something of the turn has come from the same peer. One thread. */
+    void (*renew)(epx_slab_t *slab, uint32_t turn);
+    void (*settle)(epx_slab_t *slab, uint32_t turn);
+    /* Bytes that reserve() takes for n_peers message peers. Pure. */
+    size_t (*bytes)(size_t put_bytes, size_t phase_bytes, int n_phases, int n_peers);
 } epx_messages_t;
 
 struct epx_transport {

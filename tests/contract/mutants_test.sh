@@ -18,14 +18,25 @@ quick() {
     echo "channels threads"
     echo "recover threads"
     echo "matrix wrapper:fault pairwise 6"
+    echo "late:recover threads abort_and_recover"
     echo "faults threads timeout_names_phase_and_peer"
+}
+
+# run PROGRAM ARGUMENTS...; late:PROGRAM takes the wire that delivers late, between two emulated hosts.
+run() {
+    program=$1
+    shift
+    case $program in
+    late:*) EPX_EMULATED_HOSTS=2 EPX_MODULE_DIR=$bin/late timeout 60 "$bin/contract_${program#late:}" "$@" ;;
+    *) timeout 60 "$bin/contract_$program" "$@" ;;
+    esac
 }
 
 # first_failure NAME: the program that fails under the mistake NAME ("" without a mistake); nothing when all pass.
 first_failure() {
     quick | while read -r program args; do
         # shellcheck disable=SC2086
-        EPX_MUTANT=$1 EPX_CONTRACT_TIMEOUT_MS=3000 timeout 60 "$bin/contract_$program" $args >"$out" 2>&1 && continue
+        (EPX_MUTANT=$1 EPX_CONTRACT_TIMEOUT_MS=3000 && export EPX_MUTANT EPX_CONTRACT_TIMEOUT_MS && run $program $args) >"$out" 2>&1 && continue
         echo "contract_$program $args"
         break
     done

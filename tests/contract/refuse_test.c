@@ -385,6 +385,10 @@ static int body_nulls(th_rank_t *r) {
     TH_STATUS(r, epx_plan_bytes(NULL, 2, &bytes), EPX_ERR_ARG);
     TH_STATUS(r, epx_plan_bytes(&cfg, 2, NULL), EPX_ERR_ARG);
     TH_STATUS(r, epx_plan_bytes(&cfg, 0, &bytes), EPX_ERR_ARG);
+    cfg.max_tokens = cfg.hidden = cfg.top_k = cfg.n_experts = 1;
+    TH_STATUS(r, epx_plan_bytes_hosts(&cfg, 2, 0, &bytes), EPX_ERR_ARG);
+    TH_STATUS(r, epx_plan_bytes_hosts(&cfg, 2, 3, &bytes), EPX_ERR_ARG);
+    TH_CHECK(r, strstr(epx_last_error(), "n_here is 3; legal: 1 to n_ranks 2") != NULL, "message: %s", epx_last_error());
     TH_STATUS(r, epx_plan_create(NULL, &cfg, &p), EPX_ERR_ARG);
     TH_STATUS(r, epx_plan_info(NULL, &(epx_plan_info_t){.size = sizeof(epx_plan_info_t)}), EPX_ERR_ARG);
     TH_STATUS(r, epx_plan_info(b.p, NULL), EPX_ERR_ARG);

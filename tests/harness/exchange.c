@@ -524,13 +524,20 @@ int th_check_stats(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_tal
 static int check_bytes(th_rank_t *r, const epx_group_t *g, epx_plan_t *p, const th_case_t *c, const epx_plan_config_t *cfg) {
     size_t bytes = 0;
     epx_plan_info_t info = {.size = sizeof info};
-    if (c->device == NULL) TH_OK(r, epx_plan_bytes(cfg, c->shape.n_ranks, &bytes));
-    else TH_OK(r, epx_group_plan_bytes(g, cfg, &bytes));
+    TH_OK(r, epx_group_plan_bytes(g, cfg, &bytes));
     TH_OK(r, epx_plan_info(p, &info));
-    /* Rows of message peers arrive in region D, which a config alone does not tell. */
-    int by_messages = strcmp(info.transport, "ucx") == 0 || strcmp(info.transport, "fault") == 0;
-    TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes || (by_messages && bytes < info.slab_bytes + info.private_bytes),
-             "epx_plan_bytes says %zu, the plan has %zu + %zu", bytes, info.slab_bytes, info.private_bytes);
+    TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes, "epx_group_plan_bytes says %zu, the plan has %zu + %zu", bytes,
+             info.slab_bytes, info.private_bytes);
+    if (c->device != NULL || strcmp(info.transport, "fault") == 0) return 0;
+    /* Without a group: all ranks on one host, or some number of them. */
+    int n_here = c->shape.n_ranks, over_hosts = strcmp(info.transport, "ucx") == 0;
+    do TH_OK(r, epx_plan_bytes_hosts(cfg, c->shape.n_ranks, n_here, &bytes));
+    while (over_hosts && --n_here >= 1 && bytes != info.slab_bytes + info.private_bytes);
+    TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes, "epx_plan_bytes_hosts says %zu, the plan has %zu + %zu", bytes,
+             info.slab_bytes, info.private_bytes);
+    if (over_hosts) return 0;
+    TH_OK(r, epx_plan_bytes(cfg, c->shape.n_ranks, &bytes));
+    TH_CHECK(r, bytes == info.slab_bytes + info.private_bytes, "epx_plan_bytes says %zu", bytes);
     return 0;
 }
 

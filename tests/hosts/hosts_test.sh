@@ -3,7 +3,9 @@
 # matrix: the pairwise contract cases against the oracle with 2, 3 and 4 ranks over both hosts.
 # cut:    the link goes down during exchanges; every rank gets its named error within the deadline.
 # kill:   a rank on the other host is killed; every rank gets its named error.
-# Usage: hosts_test.sh BUILD_DIR matrix|cut|kill.  Exit 77: not root, or a tool or UCX is missing.
+# recover: of two ranks on each host one is killed; the other three, on both hosts, mask it, recover and go on.
+# split:  the link goes down; the ranks of each host mask those of the other, recover and go on.
+# Usage: hosts_test.sh BUILD_DIR matrix|cut|kill|recover|split.  Exit 77: not root, or a tool or UCX is missing.
 set -eu
 build=$1 what=$2
 skip() { echo "skipped: $*"; exit 77; }
@@ -83,15 +85,17 @@ run_matrix() {
     done
 }
 
-# Three ranks, two on nodea; $1 breaks something once all have exchanged.
+# $2 (3) ranks, the first half, rounded up, on nodea; $1 breaks something once all have exchanged. lost_N: whom rank N then takes for dead.
 run_broken() {
-    rank=0
-    while [ $rank -lt 3 ]; do
-        start $rank 3 timeout 50 "$build/tests/hosts/hosts_cut" tcp:10.213.7.1:7010 $rank 3 "$tmp"
+    rank=0 n=${2:-3}
+    while [ $rank -lt "$n" ]; do
+        eval "lost=\${lost_$rank:-}"
+        # shellcheck disable=SC2086,SC2154
+        start $rank "$n" timeout 50 "$build/tests/hosts/hosts_cut" tcp:10.213.7.1:7010 $rank "$n" "$tmp" $lost
         rank=$((rank + 1))
     done
     i=0
-    while [ ! -e "$tmp/ready.0" ] || [ ! -e "$tmp/ready.1" ] || [ ! -e "$tmp/ready.2" ]; do
+    while [ "$(find "$tmp" -name 'ready.*' | wc -l)" -lt "$n" ]; do
         i=$((i + 1))
         [ $i -lt 300 ] || { show; exit 1; }
         sleep 0.1
@@ -99,7 +103,7 @@ run_broken() {
     $1
 }
 cut_link() { ip -n $a link set ep0 down; }
-kill_rank_2() {
+kill_last() {
     last=${pids##* } # `timeout` on nodeb; its child is the rank
     kill -9 $(cat "/proc/$last/task/$last/children")
 }
@@ -118,9 +122,23 @@ cut)
     grep -q 'on nodea)' "$tmp/out.2" || { show; exit 1; }
     ;;
 kill)
-    run_broken kill_rank_2
+    run_broken kill_last
     await 0 0 any
     names_nodeb
     ;;
-*) echo "unknown test '$what'; legal: matrix, cut, kill" >&2 && exit 2 ;;
+recover)
+    lost_0=3 lost_1=3 lost_2=3
+    run_broken kill_last 4
+    await 0 0 0 any
+    grep -h '^status\|^recovered' "$tmp"/out.?
+    [ "$(cat "$tmp"/out.? | grep -c '^recovered')" = 3 ] || { show; exit 1; }
+    ;;
+split)
+    lost_0="2 3" lost_1="2 3" lost_2="0 1" lost_3="0 1"
+    run_broken cut_link 4
+    await 0 0 0 0
+    grep -h '^status\|^recovered' "$tmp"/out.?
+    [ "$(cat "$tmp"/out.? | grep -c '^recovered')" = 4 ] || { show; exit 1; }
+    ;;
+*) echo "unknown test '$what'; legal: matrix, cut, kill, recover, split" >&2 && exit 2 ;;
 esac

@@ -56,9 +56,11 @@ static uint64_t next_random(fault_net_t *n) {
 
 /* ---- delivery ---- */
 
+/* Flags only grow: one that was overtaken by the next is late for good. */
 static void deliver(const fault_slab_t *s, const store_t *m) {
-    if (m->is_flag) epx_slab_signal(s->inner, m->rank, m->off, m->value);
-    else memcpy(s->inner->base[m->rank] + m->off, m->data, m->n_bytes);
+    if (!m->is_flag) memcpy(s->inner->base[m->rank] + m->off, m->data, m->n_bytes);
+    else if (epx_load_relaxed_u64(epx_slab_word(s->inner, m->rank, m->off)) < m->value)
+        epx_slab_signal(s->inner, m->rank, m->off, m->value);
 }
 
 /* May this store go now? A flag waits for the puts to its rank that were sent before it. */
@@ -181,7 +183,28 @@ static int left(const epx_net_t *net, int rank) {
     return ctl != NULL && epx_load_acquire_u32(&epx_slab_head(ctl->inner, rank)->left) != 0;
 }
 
-static const epx_messages_t fault_messages = {reserve, put, send_flag, abort_peer, drain, progress, idle, left};
+/* What is under way is still here. */
+static void renew(epx_slab_t *slab, uint32_t turn) {
+    fault_net_t *n = (fault_net_t *)slab->net;
+    fault_slab_t *s = (fault_slab_t *)slab;
+    (void)turn;
+    pthread_mutex_lock(&n->lock);
+    for (int r = 0; r < slab->n_ranks; r++) s->open[r] = NULL;
+    for (store_t *m = s->first, *next; m != NULL; m = next) next = m->next, free(m);
+    s->first = NULL;
+    s->last = &s->first;
+    pthread_mutex_unlock(&n->lock);
+}
+
+static void settle(epx_slab_t *slab, uint32_t turn) { (void)slab, (void)turn; }
+
+static size_t bytes(size_t put_bytes, size_t phase_bytes, int n_phases, int n_peers) {
+    (void)put_bytes, (void)phase_bytes, (void)n_phases, (void)n_peers;
+    return 0; /* what is under way comes and goes */
+}
+
+static const epx_messages_t fault_messages = {reserve, put,  send_flag, abort_peer, drain, progress,
+                                              idle,    left, renew,     settle,     bytes};
 
 /* ---- connection ---- */
 

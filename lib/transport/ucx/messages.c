@@ -87,12 +87,12 @@ static void sweep_controls(ucx_net_t *n) {
     }
 }
 
-void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, uint64_t serial, uint64_t value) {
+void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, const ucx_slab_t *about, uint64_t value) {
     if (unreachable(n, dst)) return;
     ucx_control_t *c = calloc(1, sizeof *c);
     if (c == NULL) return;
-    c->head = (ucx_head_t){
-        .magic = HEAD_MAGIC, .kind = kind, .src = n->net.rank, .serial = serial, .flag_off = NO_FLAG, .value = value};
+    c->head = (ucx_head_t){.magic = HEAD_MAGIC, .kind = kind, .src = n->net.rank, .flag_off = NO_FLAG, .value = value};
+    if (about != NULL) c->head.serial = about->serial, c->head.turn = epx_load_relaxed_u32(&about->turn);
     memcpy(c->head.key, n->peers[dst].key, sizeof c->head.key);
     pthread_mutex_lock(&n->lock);
     sweep_controls(n);
@@ -106,7 +106,7 @@ void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, uint64_t serial, u
 static void abort_peer(const epx_slab_t *s, int rank, uint64_t word) {
     ucx_slab_t *u = slab_of(s);
     if (u->links == NULL || !epx_cas_u32(&u->links[rank]->abort_sent, 0, 1)) return;
-    ucx_send_control(net_of(s), UCX_ABORT, rank, u->serial, word);
+    ucx_send_control(net_of(s), UCX_ABORT, rank, u, word);
 }
 
 /* ---- sending ---- */
@@ -128,7 +128,7 @@ static int free_box(ucx_slab_t *u, int rank) {
         ucx_progress_now(n);
         if (unreachable(n, rank)) give_up(u, rank, EPX_ERR_PEER);
         else if (epx_now_ns() - start >= u->timeout_ns) give_up(u, rank, EPX_ERR_TIMEOUT);
-        else if (epx_load_acquire_u64(&epx_slab_head(&u->slab, u->slab.rank)->abort_word) != 0) l->failed = 1;
+        else if (!u->renewing && epx_load_acquire_u64(&epx_slab_head(&u->slab, u->slab.rank)->abort_word) != 0) l->failed = 1;
         if (l->failed) return -1;
         sched_yield();
     }
@@ -154,6 +154,7 @@ static void send_box(ucx_slab_t *u, int rank, uint64_t flag_off, uint64_t value)
     b->head = (ucx_head_t){.magic = HEAD_MAGIC,
                            .kind = UCX_DATA,
                            .src = n->net.rank,
+                           .turn = u->turn,
                            .serial = u->serial,
                            .seq = ++l->sent,
                            .flag_off = flag_off,
@@ -202,10 +203,12 @@ static void signal_peer(const epx_slab_t *s, int rank, uint64_t off, uint64_t va
     send_box(slab_of(s), rank, off, value);
 }
 
-/* A rank whose box is still read, or -1. */
-static int busy_rank(const ucx_slab_t *u) {
+static int is_masked(const ucx_net_t *n, int rank) { return n->net.masked != NULL && n->net.masked[rank]; }
+
+/* A rank whose box is still read, or -1; masked ranks on demand only. */
+static int busy_rank(const ucx_slab_t *u, const ucx_net_t *living_of) {
     for (int r = 0; r < u->slab.n_ranks; r++)
-        for (int i = 0; u->links[r] != NULL && i < u->n_boxes; i++)
+        for (int i = 0; u->links[r] != NULL && !(living_of != NULL && is_masked(living_of, r)) && i < u->n_boxes; i++)
             if (epx_load_acquire_u32(&u->links[r]->boxes[i].busy)) return r;
     return -1;
 }
@@ -223,7 +226,7 @@ static void drain(const epx_slab_t *s) {
     uint64_t deadline = epx_now_ns() + u->timeout_ns;
     int busy;
     u->dirty = 0;
-    while ((busy = busy_rank(u)) >= 0 && epx_now_ns() < deadline) {
+    while ((busy = busy_rank(u, n)) >= 0 && epx_now_ns() < deadline) {
         if (epx_load_acquire_u64(&epx_slab_head(s, s->rank)->abort_word) != 0) return;
         ucx_progress_now(n);
         sched_yield();
@@ -285,8 +288,17 @@ static void set_flags(ucx_slab_t *u, ucx_link_t *l) {
     }
 }
 
+/* What came of earlier turns is forgotten; what still comes of them will be dropped. */
+static void begin_turn(ucx_link_t *l, uint32_t turn) {
+    l->turn = turn;
+    l->arrived = 0;
+    l->n_flags = 0;
+    memset(l->ahead, 0, sizeof l->ahead);
+}
+
 static int take_data(ucx_slab_t *u, const ucx_head_t *h, const void *data, size_t n_bytes) {
     ucx_link_t *l = u->links[h->src];
+    if (h->turn > l->turn) begin_turn(l, h->turn);
     if (!put_segments(u, data, n_bytes) || !count_arrival(l, h->seq)) return 0;
     if (h->flag_off != NO_FLAG) {
         if (h->flag_off < EPX_HEAD_BYTES || h->flag_off % 8 != 0 || h->flag_off > u->slab.bytes - 8 ||
@@ -318,15 +330,51 @@ void ucx_receive(void *ctx, const void *header, size_t header_bytes, const void 
     if (h.kind == UCX_LEFT) epx_store_release_u32(&n->peers[h.src].left, 1);
     ucx_slab_t *u = find_slab(n, h.serial);
     if (u == NULL || u->links == NULL) return; /* destroyed here */
-    if (h.kind == UCX_ABORT && h.value != 0) set_abort(u, h.value);
-    if (h.kind == UCX_DATA && !take_data(u, &h, data, n_bytes)) set_abort(u, epx_abort_pack(EPX_ERR_FORMAT, n->net.rank, h.src));
+    uint32_t own_turn = epx_load_acquire_u32(&u->turn);
+    /* An abort of the own turn counts, however late; a peer that has begun another turn has given this one up. */
+    if (h.kind == UCX_ABORT && h.value != 0 && h.turn >= own_turn) set_abort(u, h.value);
+    if (h.kind != UCX_DATA || h.turn < u->links[h.src]->turn) return;
+    if (h.turn > own_turn) set_abort(u, epx_abort_pack(EPX_ERR_ABORTED, h.src, -1));
+    if (!take_data(u, &h, data, n_bytes)) set_abort(u, epx_abort_pack(EPX_ERR_FORMAT, n->net.rank, h.src));
 }
 
 void ucx_lost(void *ctx, int peer) { epx_store_release_u32(&((ucx_net_t *)ctx)->peers[peer].lost, 1); }
 
+/* ---- after a failure ---- */
+
+static void renew(epx_slab_t *slab, uint32_t turn) {
+    ucx_slab_t *u = slab_of(slab);
+    ucx_net_t *n = net_of(slab);
+    if (n == NULL) return;
+    for (int r = 0; r < slab->n_ranks; r++) {
+        ucx_link_t *l = u->links[r];
+        if (l == NULL) continue;
+        l->open = -1;
+        l->sent = 0;
+        l->failed = is_masked(n, r);
+        epx_store_release_u32(&l->abort_sent, (uint32_t)l->failed);
+        pthread_mutex_lock(&n->lock);
+        if (l->failed) n->module->drop(n->wire, r);
+        pthread_mutex_unlock(&n->lock);
+    }
+    u->renewing = 1;
+    epx_store_release_u32(&u->turn, turn);
+}
+
+static void settle(epx_slab_t *slab, uint32_t turn) {
+    ucx_slab_t *u = slab_of(slab);
+    ucx_net_t *n = net_of(slab);
+    if (n == NULL) return;
+    pthread_mutex_lock(&n->lock);
+    for (int r = 0; r < slab->n_ranks; r++)
+        if (u->links[r] != NULL && u->links[r]->turn < turn) begin_turn(u->links[r], turn);
+    pthread_mutex_unlock(&n->lock);
+    u->renewing = 0;
+}
+
 /* ---- memory ---- */
 
-int ucx_links_idle(const ucx_slab_t *s) { return s->links == NULL || busy_rank(s) < 0; }
+int ucx_links_idle(const ucx_slab_t *s) { return s->links == NULL || busy_rank(s, NULL) < 0; }
 
 void ucx_links_free(ucx_slab_t *s) {
     for (int r = 0; s->links != NULL && r < s->slab.n_ranks; r++) {
@@ -357,16 +405,28 @@ static ucx_link_t *new_link(const ucx_slab_t *u) {
     return l;
 }
 
+/* Boxes for one peer. */
+static void size_boxes(size_t put_bytes, size_t phase_bytes, int n_phases, size_t *out_box_bytes, int *out_n_boxes) {
+    size_t want = phase_bytes + phase_bytes / 8 + MIN_BOX_BYTES, least = put_bytes + 2 * SEGMENT_ALIGN;
+    size_t box = want < MAX_BOX_BYTES ? want : MAX_BOX_BYTES;
+    if (box < least) box = least;
+    *out_box_bytes = (box + 63) / 64 * 64;
+    *out_n_boxes = n_phases * (want <= *out_box_bytes ? 1 : BOXES_PER_PHASE);
+}
+
+static size_t bytes(size_t put_bytes, size_t phase_bytes, int n_phases, int n_peers) {
+    size_t box_bytes;
+    int n_boxes;
+    size_boxes(put_bytes, phase_bytes, n_phases, &box_bytes, &n_boxes);
+    return (size_t)n_peers * (sizeof(ucx_link_t) + (size_t)n_boxes * (sizeof(ucx_box_t) + box_bytes));
+}
+
 static epx_status_t reserve(epx_slab_t *slab, size_t put_bytes, size_t phase_bytes, int n_phases, uint64_t timeout_ns) {
     ucx_slab_t *u = slab_of(slab);
     ucx_net_t *n = net_of(slab);
-    size_t want = phase_bytes + phase_bytes / 8 + MIN_BOX_BYTES, least = put_bytes + 2 * SEGMENT_ALIGN;
     if (n == NULL) return EPX_OK; /* all ranks are on this host */
     u->timeout_ns = timeout_ns;
-    u->box_bytes = want < MAX_BOX_BYTES ? want : MAX_BOX_BYTES;
-    if (u->box_bytes < least) u->box_bytes = least;
-    u->box_bytes = (u->box_bytes + 63) / 64 * 64;
-    u->n_boxes = n_phases * (want <= u->box_bytes ? 1 : BOXES_PER_PHASE);
+    size_boxes(put_bytes, phase_bytes, n_phases, &u->box_bytes, &u->n_boxes);
     ucx_link_t **links = calloc((size_t)n->net.n_ranks, sizeof(ucx_link_t *));
     int ok = links != NULL;
     for (int r = 0; ok && r < n->net.n_ranks; r++)
@@ -380,4 +440,4 @@ static epx_status_t reserve(epx_slab_t *slab, size_t put_bytes, size_t phase_byt
                     u->box_bytes, n->net.n_messages);
 }
 
-const epx_messages_t ucx_messages = {reserve, put, signal_peer, abort_peer, drain, progress, idle, left};
+const epx_messages_t ucx_messages = {reserve, put, signal_peer, abort_peer, drain, progress, idle, left, renew, settle, bytes};

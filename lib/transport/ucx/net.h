@@ -15,8 +15,8 @@ typedef enum { UCX_HELLO = 1, UCX_DATA, UCX_ABORT, UCX_LEFT } ucx_kind_t;
 /* Header of every message. */
 typedef struct {
     uint32_t magic, kind;
-    int32_t src; /* group rank */
-    uint32_t pad;
+    int32_t src;       /* group rank */
+    uint32_t turn;     /* of its slab, see ucx_slab_t */
     uint64_t key[2];   /* the receiver's, from its card: strangers do not know it */
     uint64_t serial;   /* of the slab */
     uint64_t seq;      /* DATA: 1, 2, ... on this slab from this rank */
@@ -45,7 +45,8 @@ typedef struct {
     int open;         /* the box being written, or -1 */
     int failed;       /* nothing goes there any more */
     uint32_t abort_sent;
-    uint64_t sent;                    /* messages */
+    uint32_t turn;                    /* newest turn heard of from there: the fields below are of it */
+    uint64_t sent;                    /* messages of this rank's turn */
     uint64_t arrived;                 /* all of 1 .. arrived have come */
     uint64_t ahead[UCX_WINDOW_WORDS]; /* bit i: arrived + 1 + i has come */
     int n_flags;
@@ -62,6 +63,8 @@ typedef struct ucx_slab {
     ucx_link_t **links; /* [n_ranks], NULL for mapped ranks */
     int n_boxes, dirty; /* dirty: something was sent since the last drain */
     size_t box_bytes;
+    uint32_t turn; /* grows with each recover: messages of an earlier turn are dropped by those who know of the new one */
+    int renewing;  /* between renew() and settle(): the abort word says nothing */
 } ucx_slab_t;
 
 /* A message without data, freed once sent. */
@@ -100,8 +103,8 @@ extern const epx_messages_t ucx_messages;
 /* Callbacks of the wire; ctx is the ucx_net_t. */
 void ucx_receive(void *ctx, const void *header, size_t header_bytes, const void *data, size_t n_bytes);
 void ucx_lost(void *ctx, int peer);
-/* Send a message without data; lost peers and lack of memory are ignored. */
-void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, uint64_t serial, uint64_t value);
+/* Send a message without data; lost peers and lack of memory are ignored. about: the slab that it is about, or NULL. */
+void ucx_send_control(ucx_net_t *n, ucx_kind_t kind, int dst, const ucx_slab_t *about, uint64_t value);
 /* Until everything sent has left this host; 0 when the deadline came first. */
 int ucx_flush(ucx_net_t *n, uint64_t deadline_ns);
 /* Take in what has come, waiting for the lock. */

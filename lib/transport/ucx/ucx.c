@@ -42,7 +42,7 @@ static void close_net(epx_net_t *net) {
     ucx_net_t *n = (ucx_net_t *)net;
     if (n == NULL) return;
     for (int r = 0; n->wire != NULL && n->peers != NULL && r < net->n_ranks; r++)
-        if (epx_load_acquire_u32(&n->peers[r].hello)) ucx_send_control(n, UCX_LEFT, r, 0, 0);
+        if (epx_load_acquire_u32(&n->peers[r].hello)) ucx_send_control(n, UCX_LEFT, r, NULL, 0);
     if (n->wire != NULL) (void)ucx_flush(n, epx_now_ns() + GOODBYE_NS);
     if (n->wire != NULL) n->module->close(n->wire);
     for (ucx_control_t *c = n->controls, *next; c != NULL; c = next) next = c->next, free(c);
@@ -155,7 +155,7 @@ static epx_status_t connect_wire(ucx_net_t *n, const card_t *cards) {
 
 static void send_hellos(ucx_net_t *n, uint64_t round) {
     for (int r = 0; r < n->net.n_ranks; r++)
-        if (n->peers[r].inner < 0) ucx_send_control(n, UCX_HELLO, r, 0, round);
+        if (n->peers[r].inner < 0) ucx_send_control(n, UCX_HELLO, r, NULL, round);
 }
 
 static epx_status_t await_hellos(ucx_net_t *n, uint32_t round, uint64_t deadline) {

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EPX_WIRE_ABI 1u
+#define EPX_WIRE_ABI 2u
 #define EPX_WIRE_MODULE "epx_wire_module" /* exported: const epx_wire_module_t *epx_wire_module(void) */
 
 typedef struct epx_wire epx_wire_t;
@@ -35,6 +35,9 @@ typedef struct {
     void (*drop_flush)(epx_wire_t *w, void *flush);
     /* A descriptor that becomes readable with the next event, or -1 when progress() has something to do now. */
     int (*arm)(epx_wire_t *w);
+    /* Break the connection to a peer: what is on its way there is given up, so that flush() does not wait for it. Not told to
+     * lost(). */
+    void (*drop)(epx_wire_t *w, int peer);
     /* At once, whatever is in flight. NULL is allowed. */
     void (*close)(epx_wire_t *w);
 } epx_wire_module_t;

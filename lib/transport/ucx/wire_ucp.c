@@ -198,13 +198,23 @@ static void drop_flush(epx_wire_t *w, void *request) {
     ucp_request_free(request);
 }
 
+static void drop_peer(epx_wire_t *w, int peer) {
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    link_t *l = &w->links[peer];
+    l->lost = 1;
+    if (l->ep == NULL) return;
+    ucs_status_ptr_t r = ucp_ep_close_nbx(l->ep, &param);
+    l->ep = NULL;
+    if (UCS_PTR_IS_PTR(r)) ucp_request_free(r); /* goes on by itself */
+}
+
 static int arm(epx_wire_t *w) { return ucp_worker_arm(w->worker) == UCS_OK ? w->efd : -1; }
 
 const epx_wire_module_t *epx_wire_module(void);
 __attribute__((visibility("default"))) const epx_wire_module_t *epx_wire_module(void) {
     static char library[64];
-    static epx_wire_module_t m = {EPX_WIRE_ABI, library, open_wire, address_of, connect_peer, send_message,
-                                  progress,     flush,   flushed,   drop_flush, arm,          close_wire};
+    static epx_wire_module_t m = {EPX_WIRE_ABI, library, open_wire,  address_of, connect_peer, send_message, progress,
+                                  flush,        flushed, drop_flush, arm,        drop_peer,    close_wire};
     snprintf(library, sizeof library, "UCX %s", ucp_get_version_string());
     return &m;
 }
