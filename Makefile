@@ -56,7 +56,7 @@ fuzz: deps-ci
 	@$(MAKE) --no-print-directory with-tests-fuzz
 	scripts/ci-fuzz build/fuzz $(FUZZ_SECONDS)
 
-#: make soak       the long runs; SOAK_MINUTES (30) bounds them
+#: make soak       the long runs; SOAK_MINUTES (30) bounds the rounds of tests, EPX_SOAK_SECONDS (the same) the serving under load
 soak: deps-test
 	@$(MAKE) --no-print-directory with-tests-release
 	scripts/soak

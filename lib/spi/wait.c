@@ -20,6 +20,9 @@ enum { POLLS_PER_CLOCK = 64, POLLS_BEFORE_YIELD = 20, POLLS_PER_PROGRESS = 4 };
 static const uint64_t SPIN_NS = 5000, YIELD_NS = 400000, SLICE_NS = 20000000;
 /* With message peers: how long to sleep for one of them, or for a mapped one while messages may come. */
 static const uint64_t IDLE_NS = 1000000, MIXED_SLICE_NS = 200000;
+/* What a slice counts at most against the deadline. When more time has gone, this process did not run: it was stopped (Ctrl-Z, a
+ * debugger, a frozen control group), and its peers probably with it. A peer that hangs while this one runs is still found. */
+static const uint64_t MOST_COUNTED_NS = 250000000;
 
 _Static_assert(sizeof(epx_slab_head_t) == EPX_HEAD_BYTES, "slab head");
 
@@ -135,13 +138,16 @@ static void sleep_a_slice(const epx_wait_t *w, int peer, const uint64_t *word, u
     epx_net_progress(w->net);
 }
 
-static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value, uint64_t start) {
+static epx_status_t wait_parked(const epx_wait_t *w, int peer, const uint64_t *word, uint64_t value) {
+    uint64_t spent = 0, last = epx_now_ns();
     for (;;) {
         epx_status_t s = look_around(w, peer, word, value);
         /* Data that has arrived wins over the news that its sender is gone. */
         if (epx_load_acquire_u64(word) >= value) return EPX_OK;
         if (s < 0) return s;
-        uint64_t spent = epx_now_ns() - start;
+        const uint64_t now = epx_now_ns();
+        spent += now - last < MOST_COUNTED_NS ? now - last : MOST_COUNTED_NS;
+        last = now;
         if (spent >= w->timeout_ns) return timed_out(w, peer, value, epx_load_acquire_u64(word));
         sleep_a_slice(w, peer, word, value, w->timeout_ns - spent);
     }
@@ -153,7 +159,7 @@ epx_status_t epx_wait_slow(const epx_wait_t *w, int peer, uint64_t off, uint64_t
     uint64_t yield = YIELD_NS < w->timeout_ns ? YIELD_NS : w->timeout_ns;
     epx_status_t s = EPX_OK;
     if (!(w->net->may_spin && poll_word(w->net, word, value, start, spin, 0)) && !poll_word(w->net, word, value, start, yield, 1))
-        s = wait_parked(w, peer, word, value, start);
+        s = wait_parked(w, peer, word, value);
     if (w->wait_ns != NULL) *w->wait_ns += epx_now_ns() - start;
     return s;
 }

@@ -11,6 +11,7 @@
 #include "server/front/worker_impl.h"
 
 enum { DEFAULT_S = 300, POLL_MS = 200, LET_OTHERS_SPEAK_MS = 500 };
+static const uint64_t MOST_COUNTED_NS = 1000000000; /* between two looks: more means that the process was stopped */
 
 struct epx_watchdog {
     pthread_t thread;
@@ -47,13 +48,15 @@ static int wait_a_little(epx_watchdog_t *d) {
 static void *watch(void *arg) {
     epx_watchdog_t *d = arg;
     epx_rank_position_t now, then = {0};
-    uint64_t since = epx_now_ns();
+    uint64_t last = epx_now_ns(), stuck = 0;
     while (!wait_a_little(d)) {
+        const uint64_t at = epx_now_ns();
         epx_rank_position(d->rank_object, &now);
-        if (now.is_idle || now.n_changes != then.n_changes) since = epx_now_ns();
-        else if (epx_now_ns() - since > (uint64_t)d->seconds * 1000000000u)
-            speak_and_end(d, &now, (double)(epx_now_ns() - since) * 1e-9);
+        stuck += at - last < MOST_COUNTED_NS ? at - last : MOST_COUNTED_NS;
+        if (now.is_idle || now.n_changes != then.n_changes) stuck = 0;
+        else if (stuck > (uint64_t)d->seconds * 1000000000u) speak_and_end(d, &now, (double)stuck * 1e-9);
         then = now;
+        last = at;
     }
     return NULL;
 }

@@ -2,12 +2,15 @@
  * in mid-generation; nothing left behind. Reference: greedy tokens of Hugging Face transformers in reference.json. */
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <jansson.h>
@@ -26,6 +29,7 @@ typedef struct {
     int32_t greedy[N_GREEDY];
 } case_t;
 
+extern char **environ;
 static front_t f;
 static case_t cases[MAX_PROMPTS];
 static int n_cases;
@@ -207,6 +211,69 @@ static void test_stopped_rank(void **state) {
     assert_true(front_no_children());
 }
 
+/* ---- Ctrl-Z and fg: a front of its own, in a process group of its own ---- */
+
+static const char group_argument[] = "--front-of-a-group";
+
+/* Says 1 once it generates what it has generated before, then whether that was the same. */
+static int group_main(void) {
+    static front_result_t first;
+    uint64_t id;
+    if (front_open_timeout(&f, TINY, 2, 1000000000u) < 0) return 1;
+    id = front_submit(&f, (int32_t[]){5, 6}, 2, FRONT_MAX_TOKENS, 0);
+    if (!front_wait_ends(&f, 1)) return 2;
+    first = *front_result(&f, id);
+    id = front_submit(&f, (int32_t[]){5, 6}, 2, FRONT_MAX_TOKENS, 0);
+    if (!front_wait_tokens(&f, id, 3)) return 3;
+    printf("1\n");
+    fflush(stdout);
+    if (!front_wait_ends(&f, 2)) return 4;
+    const front_result_t *q = front_result(&f, id);
+    if (q->error[0]) fprintf(stderr, "%s\n", q->error);
+    if (first.finish != EPX_FINISH_LENGTH || q->finish != EPX_FINISH_LENGTH || f.n_failures) return 5;
+    front_close(&f);
+    return memcmp(q->tokens, first.tokens, sizeof first.tokens) == 0 ? 0 : 6;
+}
+
+static int spawn_group(FILE **out_from) {
+    char *argv[] = {(char *)(uintptr_t) "front", (char *)(uintptr_t)group_argument, NULL};
+    posix_spawn_file_actions_t fa;
+    posix_spawnattr_t attr;
+    pid_t pid = -1;
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    posix_spawn_file_actions_init(&fa);
+    posix_spawn_file_actions_adddup2(&fa, ends[1], 1);
+    posix_spawn_file_actions_addclose(&fa, ends[0]);
+    posix_spawnattr_init(&attr);
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP);
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", &fa, &attr, argv, environ), 0);
+    posix_spawnattr_destroy(&attr);
+    posix_spawn_file_actions_destroy(&fa);
+    close(ends[1]);
+    *out_from = fdopen(ends[0], "r");
+    return (int)pid;
+}
+
+/* Stopped four times for longer than any deadline: the ranks go on, and the text is the same. */
+static void test_stopped_group(void **state) {
+    FILE *from = NULL;
+    const int pid = spawn_group(&from);
+    int ready = 0, status = -1;
+    (void)state;
+    assert_int_equal(fscanf(from, "%d", &ready), 1);
+    for (int k = 0; k < 4; k++) {
+        kill(-pid, SIGSTOP);
+        nanosleep(&(struct timespec){1, 500000000}, NULL);
+        kill(-pid, SIGCONT);
+        nanosleep(&(struct timespec){0, 50000000}, NULL);
+    }
+    fclose(from);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void test_killed_front(void **state) {
     int pids[2], status, shm = front_shm_entries();
     int front = front_spawn_sacrifice(TINY, pids);
@@ -232,8 +299,9 @@ static void test_bad_directory(void **state) {
 int main(int argc, char **argv) {
     static const struct CMUnitTest tests[] = {cmocka_unit_test(test_reference),       cmocka_unit_test(test_many_at_once),
                                               cmocka_unit_test(test_idle_and_cancel), cmocka_unit_test(test_killed_rank),
-                                              cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_killed_front),
-                                              cmocka_unit_test(test_bad_directory)};
+                                              cmocka_unit_test(test_stopped_rank),    cmocka_unit_test(test_stopped_group),
+                                              cmocka_unit_test(test_killed_front),    cmocka_unit_test(test_bad_directory)};
+    if (argc == 2 && strcmp(argv[1], group_argument) == 0) return group_main();
     int special = front_special_main(argc, argv);
     if (special >= 0) return special;
     return cmocka_run_group_tests(tests, read_reference, NULL);

@@ -1,9 +1,8 @@
 /* Serving for a long time under pressure: four rank processes with small KV pools, requests that come at random times, singly and
  * in bursts, with random lengths, shared prefixes, end tokens or not, greedy or sampled; some are cancelled. Every answer must be
- * the one that the same request gets alone on one rank without prefix cache; a cancelled one must be its beginning. No request may
- * stay, and the ranks' memory must not grow. In two layouts: DP attention, then heads divided over two ranks, mixed chunks and
- * steps in halves.
- * Usage: server_soak SECONDS; EPX_SOAK_SECONDS goes first. Seed: EPX_TEST_SEED. */
+ * the one that the same request gets alone on one rank without prefix cache; a cancelled one must be its beginning. No request
+ * may stay, and the ranks' memory must not grow. In two layouts: DP attention, then heads divided over two ranks, mixed chunks
+ * and steps in halves. Usage: server_soak SECONDS; EPX_SOAK_SECONDS goes first. Seed: EPX_TEST_SEED. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,17 @@
 
 #define TINY EPX_SOURCE_DIR "/models/tinymoe-math"
 
-enum { N_POOL = 96, MAX_PROMPT = 180, MAX_NEW = 60, VOCAB = 4096, MAX_LIVE = 96, N_SLOTS = 8192, STUCK_S = 300, ROUND_S = 45, TICK_US = 2000 };
+enum {
+    N_POOL = 96,
+    MAX_PROMPT = 180,
+    MAX_NEW = 60,
+    VOCAB = 4096,
+    MAX_LIVE = 96,
+    N_SLOTS = 8192,
+    STUCK_S = 300,
+    ROUND_S = 45,
+    TICK_US = 2000
+};
 enum { KV_TOKENS = 560 }; /* what a rank's pool holds */
 
 #define FAIL(...)                     \
@@ -265,11 +274,12 @@ static void check_stats(const char *what, double seconds) {
         cached += stats[i].n_cached_tokens;
         halved += stats[i].n_halved_steps;
     }
-    printf("%s: %.0f s, %llu answers and %llu cancelled ones as alone; %llu retractions, %llu tokens from the cache, %llu of %llu "
-           "steps in halves; memory of the ranks %.1f MB when warm, at most %.1f MB\n",
-           what, seconds, (unsigned long long)S.n_answers, (unsigned long long)S.n_cancelled, (unsigned long long)retracted,
-           (unsigned long long)cached, (unsigned long long)(halved / 4), (unsigned long long)stats[0].n_steps,
-           (double)S.warm_bytes / 1e6, (double)S.most_bytes / 1e6);
+    printf(
+        "%s: %.0f s, %llu answers and %llu cancelled ones as alone; %llu retractions, %llu tokens from the cache, %llu of %llu "
+        "steps in halves; memory of the ranks %.1f MB when warm, at most %.1f MB\n",
+        what, seconds, (unsigned long long)S.n_answers, (unsigned long long)S.n_cancelled, (unsigned long long)retracted,
+        (unsigned long long)cached, (unsigned long long)(halved / 4), (unsigned long long)stats[0].n_steps,
+        (double)S.warm_bytes / 1e6, (double)S.most_bytes / 1e6);
     if (S.n_answers < 10 || cached == 0 || (seconds > 30 && retracted == 0))
         FAIL("too little has happened: %llu answers", (unsigned long long)S.n_answers);
 }
