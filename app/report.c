@@ -31,8 +31,9 @@ void epx_report_start(const epx_session_t *s, FILE *out) {
     const epx_moe_preset_t *p = epx_moe_preset(o->moe_a2a_backend);
     int n = i->n_ranks;
     if (s->status.n_replicas > 1) fprintf(out, "replicas   %d, each as follows\n", s->status.n_replicas);
-    fprintf(out, "layout     world %d, attention-TP %d, DP groups %d; %d experts, %d to %d a rank, top %d\n", n, i->attn_tp,
-            epx_settings_n_dp(o), i->n_experts, i->n_experts / n, (i->n_experts + n - 1) / n, i->top_k);
+    fprintf(out, "layout     world %d, attention-TP %d, DP groups %d, expert groups %d; %d experts, %d to %d a rank, top %d\n", n,
+            i->attn_tp, epx_settings_n_dp(o), n / i->ep, i->n_experts, i->n_experts / i->ep, (i->n_experts + i->ep - 1) / i->ep,
+            i->top_k);
     fprintf(out, "per rank   prompt chunk %d, running requests %d, tokens of a step (cap) %d; %d threads, %s\n", i->chunk_tokens,
             i->max_running, i->max_tokens, i->n_threads, i->isa);
     fprintf(out,
@@ -41,8 +42,13 @@ void epx_report_start(const epx_session_t *s, FILE *out) {
             i->kv_tokens, i->page_size, i->kv_bytes, i->exchange_bytes, i->max_context);
     fprintf(out, "scheduler  %s, prompts %s decodes, prefix cache %s, balance %s\n", o->schedule_policy,
             o->enable_mixed_chunk ? "together with" : "before", o->disable_radix_cache ? "off" : "on", o->load_balance_method);
-    fprintf(out, "exchange   %s: %s over %s, %s combine (%s); %d channel%s of %d tokens\n", p->name, i->backend, i->transport,
-            o->a2a_combine, p->why, i->n_channels, i->n_channels == 1 ? "" : "s", i->channel_tokens);
+    fprintf(out, "exchange   %s: %s over %s, %s combine (%s); %d channel%s of %d tokens%s", p->name, i->backend, i->transport,
+            o->a2a_combine, p->why, i->n_channels, i->n_channels == 1 ? "" : "s", i->channel_tokens,
+            !p->deepep_class ? ""
+            : i->contiguous  ? ", mode normal"
+                             : ", mode low_latency");
+    if (i->decode_tokens) fprintf(out, "; steps without prompt tokens: mode low_latency, %d tokens", i->decode_tokens);
+    fprintf(out, "\n");
     fflush(out);
 }
 

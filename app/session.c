@@ -50,6 +50,7 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     r.n_local = r.tp * epx_settings_n_replicas(o);
     r.ep = (int)(o->ep ? o->ep : o->tp);
     r.moe_a2a_backend = o->moe_a2a_backend;
+    r.deepep_mode = o->deepep_mode;
     r.combine = strcmp(o->a2a_combine, "prereduced") == 0 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT;
     r.load_format = o->load_format;
     r.random_seed = (uint64_t)o->random_seed;

@@ -28,15 +28,17 @@ static const epx_option_t options[] = {
     {"enable-dp-attention", NULL, EPX_OPTION_FLAG, AT(enable_dp_attention), 0, -1, NULL, NULL, ALL, NULL,
      "Run attention data-parallel and only the experts across all ranks, instead of --dp-size replicas."},
     {"ep-size", "ep", EPX_OPTION_INT, AT(ep), 1, 64, NULL, NULL, ALL, "N",
-     "Number of ranks that the experts are spread over. Default, and the only legal value: that of --tp-size."},
+     "Ranks that hold all experts together: --tp-size / N groups of N neighbours, tokens stay in their group. Default: "
+     "--tp-size."},
     {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx|deepep",
      "mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
      "How tokens travel to their experts. pplx, deepep: each token goes to the ranks that own its experts and the weighted sum "
      "comes back. none: every rank sees all tokens (all-gather and reduce-scatter). auto (default): the library chooses; the "
      "table at the start and `epx info --model-path DIR` say what."},
     {"deepep-mode", NULL, EPX_OPTION_CHOICE, AT(deepep_mode), 0, -1, "auto|low_latency|normal", NULL, ALL, NULL,
-     "Of --moe-a2a-backend pplx and deepep. low_latency: one row back for each expert of a token. auto (default): low_latency. "
-     "normal is not built yet."},
+     "Of --moe-a2a-backend pplx and deepep. low_latency: the experts read rows where they arrive. normal (deepep): rows of an "
+     "expert "
+     "lie one after the other. auto (default): pplx low_latency; deepep normal in steps with prompt tokens, else low_latency."},
     {"moe-runner-backend", NULL, EPX_OPTION_CHOICE, AT(moe_runner_backend), 0, -1, "auto|deep_gemm",
      "triton|triton_kernel|cutlass|flashinfer_trtllm|flashinfer_trtllm_routed|flashinfer_cutlass|flashinfer_mxfp4|"
      "flashinfer_cutedsl|marlin|aiter",

@@ -46,17 +46,29 @@ static epx_status_t check_replicas(const epx_settings_t *s, epx_str_t *out) {
         (int)s->dp, (int)s->dp, (int)s->tp, (int)(s->dp * s->tp), MOST_RANKS / (int)s->tp);
 }
 
+/* Values of --ep-size that divide --tp-size and go with the ranks that share attention. */
+static epx_status_t append_ep_sizes(epx_str_t *out, int tp, int attn) {
+    int k = 0;
+    for (int e = 1; e <= tp; e++)
+        if (tp % e == 0 && epx_ep_fits(e, attn)) EPX_TRY(epx_str_printf(out, "%s%d", k++ ? ", " : "", e));
+    return epx_str_append_z(out, "\n");
+}
+
 static epx_status_t check_ep(const epx_settings_t *s, epx_str_t *out) {
-    if (s->ep == 0 || s->ep == s->tp) return EPX_OK;
-    return epx_str_printf(out, "--ep-size %d: the experts are spread over all ranks; legal value with --tp-size %d: %d\n",
-                          (int)s->ep, (int)s->tp, (int)s->tp);
+    int tp = (int)s->tp, dp = epx_settings_n_dp(s), ep = (int)s->ep, attn = tp % dp ? 1 : tp / dp;
+    if (ep == 0 || (tp % ep == 0 && epx_ep_fits(ep, attn))) return EPX_OK;
+    EPX_TRY(epx_str_printf(out,
+                           "--ep-size %d: %d ranks do not divide into groups of %d that each hold all experts and go with the "
+                           "groups of %d that share attention; legal values with --tp-size %d: ",
+                           ep, tp, ep, attn, tp));
+    return append_ep_sizes(out, tp, attn);
 }
 
 static epx_status_t check_mode(const epx_settings_t *s, epx_str_t *out) {
     const epx_moe_preset_t *p = epx_moe_preset(s->moe_a2a_backend);
-    if (!p->deepep_class || is(s->deepep_mode, "auto") || epx_options_in_list(p->modes, s->deepep_mode)) return EPX_OK;
-    return epx_str_printf(out, "--deepep-mode %s: --moe-a2a-backend %s has %s; legal values: %s, auto\n", s->deepep_mode, p->name,
-                          is(p->name, "pplx") ? "no such mode" : "not that mode yet", p->modes);
+    if (epx_moe_has_mode(p, s->deepep_mode)) return EPX_OK;
+    return epx_str_printf(out, "--deepep-mode %s: --moe-a2a-backend %s has no such mode; legal values: %s, auto\n",
+                          s->deepep_mode, p->name, p->modes);
 }
 
 static epx_status_t check_parts(const epx_settings_t *s, epx_str_t *out) {
@@ -193,7 +205,9 @@ epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t comman
 epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out) {
     const epx_moe_preset_t *p = epx_moe_preset(s->moe_a2a_backend);
     if (p->deepep_class && is(s->deepep_mode, "auto"))
-        EPX_TRY(epx_str_printf(out, "--deepep-mode auto: %s, the mode that gives the same bits in every step\n", p->modes));
+        EPX_TRY(epx_str_append_z(out, p->auto_by_batch ? "--deepep-mode auto: normal in steps in which a rank has prompt tokens, "
+                                                         "else low_latency; both give the same bits\n"
+                                                       : "--deepep-mode auto: low_latency\n"));
     if (!p->deepep_class && !is(s->deepep_mode, "auto"))
         EPX_TRY(epx_str_printf(out, "--deepep-mode %s: no effect with --moe-a2a-backend %s\n", s->deepep_mode, p->name));
     if (p->deepep_class && is(s->moe_runner_backend, "auto"))

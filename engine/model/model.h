@@ -92,9 +92,11 @@ typedef struct {
 epx_status_t epx_model_create(const epx_model_config_t *cfg, const epx_model_load_t *load, epx_ops_t *ops, epx_model_t **out_m);
 /* NULL allowed. */
 void epx_model_destroy(epx_model_t *m);
-/* The exchange of all MoE layers; borrowed until destroy. Must be set before the first forward. Allocates the buffer of expert
- * outputs: n_ranks * T * min(top_k, local experts) rows, the most that can arrive; T as max_tokens of the plan. */
-epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan);
+/* Exchanges of the MoE layers: one for every batch, and if set one for batches that the caller says, which may be smaller. */
+typedef enum { EPX_EXCHANGE_MAIN = 0, EPX_EXCHANGE_DECODE, EPX_N_EXCHANGES } epx_exchange_t;
+/* Borrowed until destroy; its layout is LISTS (rows are read in place) or CONTIGUOUS (copied together). The main one must be set
+ * before the first forward. Allocates the buffers of expert inputs and outputs: as many rows as the plan can bring. */
+epx_status_t epx_model_set_plan(epx_model_t *m, epx_exchange_t which, epx_plan_t *plan);
 /* Fill the fields of a plan configuration that the model determines: hidden, top_k, n_experts, max_tokens, n_channels, f32,
  * lists. */
 void epx_model_plan_config(const epx_model_t *m, epx_plan_config_t *out_cfg);
@@ -135,8 +137,9 @@ typedef struct {
     /* 1, on all ranks or on none and only with load->halves: cut the rows in the middle; while one half is in the exchange the
      * other computes. Same bits. */
     int in_halves;
-    int32_t first; /* the model's own: 0. Row of the residual stream at which these rows begin, */
-    int channel;   /* and their channel of the exchange: 0 */
+    epx_exchange_t exchange; /* the same on all ranks */
+    int32_t first;           /* the model's own: 0. Row of the residual stream at which these rows begin, */
+    int channel;             /* and their channel of the exchange: 0 */
 } epx_batch_t;
 
 /* Called after each layer, for each half of a batch in halves: ids, weights [n_rows, top_k] as the router chose them (NULL in a

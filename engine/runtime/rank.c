@@ -46,7 +46,8 @@ static epx_status_t make_world(epx_rank_t *r) {
         wc.ctx = r->cfg.boot_ctx;
     }
     EPX_TRY(epx_world_create(&wc, &r->world));
-    return epx_group_create(r->world, NULL, 0, -1, &r->group);
+    EPX_TRY(epx_group_create(r->world, NULL, 0, -1, &r->group));
+    return epx_rank_make_ep_groups(r);
 }
 
 /* Every rank makes all groups, as it must, and is in one. */
@@ -79,44 +80,14 @@ static epx_status_t load_model(epx_rank_t *r, const epx_model_config_t *mc) {
                              .dir = r->cfg.model_path,
                              .dummy = strcmp(r->cfg.load_format, "dummy") == 0,
                              .seed = r->cfg.random_seed,
-                             .rank = r->cfg.rank,
-                             .n_ranks = r->cfg.tp,
+                             .rank = r->cfg.rank % r->cfg.ep,
+                             .n_ranks = r->cfg.ep,
                              .attn_tp = r->attn_size,
                              .attn_rank = r->attn_rank,
                              .max_rows = r->max_rows,
                              .halves = r->cfg.two_batch_overlap != 0,
                              .progress = {r->cfg.progress, r->cfg.progress_ctx}};
     return epx_model_create(mc, &load, r->ops, &r->model);
-}
-
-static int row_bytes(epx_dtype_t dtype, int hidden) {
-    return hidden * (dtype == EPX_F32 ? 4 : dtype == EPX_BF16 || dtype == EPX_F16 ? 2 : 1);
-}
-
-void epx_rank_plan_config(const epx_rank_t *r, epx_plan_config_t *out) {
-    epx_plan_config_init(out);
-    epx_model_plan_config(r->model, out);
-    out->combine = r->cfg.combine;
-    out->replicate = r->attn_size;
-    out->backend = epx_moe_preset(r->cfg.moe_a2a_backend)->library;
-    out->timeout_ns = epx_rank_timeout_ns(r);
-}
-
-static epx_status_t make_plan(epx_rank_t *r) {
-    epx_plan_config_t pc;
-    epx_plan_info_t pi = {.size = sizeof pi};
-    epx_rank_plan_config(r, &pc);
-    EPX_TRY(epx_plan_create(r->group, &pc, &r->plan));
-    EPX_TRY(epx_plan_info(r->plan, &pi));
-    snprintf(r->info.backend, sizeof r->info.backend, "%s", pi.backend);
-    snprintf(r->info.transport, sizeof r->info.transport, "%s", pi.transport);
-    r->info.exchange_bytes = pi.slab_bytes + pi.private_bytes;
-    r->info.combine = pc.combine;
-    r->info.n_channels = pc.n_channels;
-    r->info.channel_tokens = pc.max_tokens;
-    r->info.dispatch_row_bytes = row_bytes(pc.wire_dtype, pc.hidden);
-    r->info.combine_row_bytes = row_bytes(pc.combine_dtype == EPX_BYTES ? pc.token_dtype : pc.combine_dtype, pc.hidden);
-    return EPX_OK;
 }
 
 static epx_status_t read_context(epx_rank_t *r, const epx_model_config_t *mc) {
@@ -153,24 +124,6 @@ static epx_status_t prepare(epx_rank_t *r, epx_model_config_t *out_mc) {
     return EPX_OK;
 }
 
-static epx_status_t gather(void *group, const void *mine, size_t n_bytes, void *out_all) {
-    return epx_group_allgather(group, mine, n_bytes, out_all, 0);
-}
-
-epx_status_t epx_rank_self_test(epx_rank_t *r, double factor) {
-    epx_self_test_t t = {.group_size = r->attn_size, .factor = factor, .gather = gather, .ctx = r->group};
-    epx_plan_config_t pc;
-    epx_status_t s;
-    if (r->cfg.tp == 1 || r->max_rows < EPX_SELF_TEST_TOKENS) return EPX_OK; /* one rank has nobody to differ from */
-    epx_rank_plan_config(r, &pc);
-    pc.max_tokens = EPX_SELF_TEST_TOKENS;
-    pc.n_channels = 1;
-    EPX_TRY(epx_plan_create(r->group, &pc, &t.plan));
-    s = epx_model_self_test(r->model, &t);
-    epx_plan_destroy(t.plan);
-    return s;
-}
-
 /* All ranks take what the poorest can have, so that each accepts the same requests. */
 static epx_status_t agree_kv(epx_rank_t *r) {
     int64_t mine = r->info.kv_tokens, all[EPX_RANK_MAX_TP];
@@ -193,13 +146,12 @@ epx_status_t epx_rank_create(const epx_rank_config_t *cfg, epx_rank_t **out_rank
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_size_kv(r), "sizing the KV cache"), err_rank);
     EPX_TRY_GOTO(s, agree_kv(r), err_rank);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_make_kv(r), "allocating the KV cache"), err_rank);
-    EPX_TRY_GOTO(s, make_plan(r), err_rank);
-    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_model_set_plan(r->model, r->plan), "allocating expert outputs"), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_make_plans(r), err_rank);
     EPX_TRY_GOTO(s, make_attention_groups(r), err_rank);
     EPX_TRY_GOTO(s, make_attention_plan(r), err_rank);
     if (r->attn_plan) s = epx_model_set_attention_plan(r->model, r->attn_plan);
     EPX_TRY_GOTO(s, epx_rank_agree_status(r, s, "dividing attention"), err_rank);
-    EPX_TRY_GOTO(s, epx_rank_agree_status(r, epx_rank_self_test(r, 1), "self-test"), err_rank);
+    EPX_TRY_GOTO(s, epx_rank_self_test(r, 1), err_rank);
     r->info.attn_tp = epx_model_attention_tp(r->model);
     r->info.mapped_bytes = epx_model_mapped_bytes(r->model);
     *out_rank = r;
@@ -224,9 +176,10 @@ void epx_rank_destroy(epx_rank_t *r) {
     epx_sampler_destroy(r->sampler);
     epx_rank_drop_orders(r);
     epx_plan_destroy(r->attn_plan);
-    epx_plan_destroy(r->plan);
+    for (int i = 0; i < EPX_N_EXCHANGES; i++) epx_plan_destroy(r->plans[i]);
     epx_model_destroy(r->model);
     epx_group_destroy(r->attn_group);
+    if (r->ep_group != r->group) epx_group_destroy(r->ep_group);
     epx_group_destroy(r->group);
     epx_world_destroy(r->world);
     epx_kv_store_destroy(r->kv);
@@ -244,27 +197,10 @@ void epx_rank_destroy(epx_rank_t *r) {
 
 void epx_rank_info(const epx_rank_t *r, epx_rank_info_t *out_info) { *out_info = r->info; }
 
-/* By the even split of experts over ranks, which is the plan's default. */
-static void sum_pairs(const epx_rank_t *r, uint64_t *out_pairs) {
-    const epx_meter_t *m = epx_model_meter(r->model);
-    for (int rank = 0; rank < r->cfg.tp; rank++) {
-        int first, n;
-        epx_model_expert_range(m->n_experts, rank, r->cfg.tp, &first, &n);
-        for (int l = 0; l < m->n_layers; l++)
-            for (int e = first; e < first + n; e++)
-                out_pairs[rank] += m->expert_rows[(size_t)l * (size_t)m->n_experts + (size_t)e];
-    }
-}
-
 void epx_rank_stats(const epx_rank_t *r, epx_rank_stats_t *out_stats) {
     const epx_meter_t *m = epx_model_meter(r->model);
-    epx_plan_stats_t ps = {.size = sizeof ps};
     *out_stats = r->stats;
-    ps.rows_sent = out_stats->rows_sent;
-    epx_plan_stats(r->plan, &ps);
-    out_stats->dispatch_bytes = ps.dispatch_bytes;
-    out_stats->combine_bytes = ps.combine_bytes;
-    sum_pairs(r, out_stats->pairs_sent);
+    epx_rank_exchange_stats(r, out_stats);
     memcpy(out_stats->wait, m->wait, sizeof m->wait);
     memcpy(out_stats->copy, m->copy, sizeof m->copy);
     out_stats->kv_tokens = r->info.kv_tokens;

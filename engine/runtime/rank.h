@@ -21,9 +21,11 @@ typedef struct {
     const char *model_path;      /* directory of a Hugging Face checkpoint */
     int rank, tp;                /* world rank and size */
     int dp, ep;                  /* attention-DP groups: tp / dp consecutive ranks each, which run the same requests and share the
-                                    heads of attention; expert-parallel ranks, here ep == tp */
+                                    heads of attention; expert-parallel ranks: tp / ep groups of
+                                    consecutive ranks, each with all experts; one of ep and tp / dp divides the other */
     int n_local;                 /* ranks of this host, of all replicas, which share its cores and memory; 0: tp */
-    const char *moe_a2a_backend; /* "auto", "none", "pplx" */
+    const char *moe_a2a_backend; /* "auto", "none", "pplx", "deepep" */
+    const char *deepep_mode;     /* "auto", "low_latency", "normal": of pplx and deepep, see engine/runtime/presets.h */
     epx_combine_t combine;
     const char *load_format; /* "auto", "dummy" */
     uint64_t random_seed;    /* dummy weights */
@@ -113,11 +115,15 @@ typedef struct {
     int attn_tp;    /* ranks that share the heads of a request; below tp / dp where the architecture's attention is not cut */
     int max_tokens; /* most tokens of this rank in one step, which the exchange is sized for */
     int n_local_experts, page_size;
+    int ep;            /* ranks that hold all experts together */
+    int contiguous;    /* the exchange brings rows in one run (deepep normal) */
+    int decode_tokens; /* of a second exchange, for steps without prompt tokens (deepep low_latency); 0: there is none */
     int n_channels, channel_tokens; /* of the exchange: 2 with two_batch_overlap, and tokens of this rank that each holds */
 } epx_rank_info_t;
 
 typedef struct {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
+    uint64_t n_decode_exchanges;                  /* steps that took the exchange for decoding */
     uint64_t n_halved_steps;                      /* of n_steps, in two halves */
     uint64_t n_prompt_tokens, n_generated_tokens; /* of prompts whose first token was drawn; tokens drawn */
     int n_running, n_waiting;

@@ -55,7 +55,8 @@ struct epx_rank {
     epx_world_t *world;
     epx_group_t *group;
     epx_model_t *model;
-    epx_plan_t *plan;
+    epx_group_t *ep_group; /* ep consecutive ranks, which hold all experts together; `group` when those are all ranks */
+    epx_plan_t *plans[EPX_N_EXCHANGES];
     int attn_size, attn_rank; /* the attention group: tp / dp ranks, and this one's place */
     epx_group_t *attn_group;  /* NULL: attention is not divided */
     epx_plan_t *attn_plan;
@@ -93,8 +94,18 @@ struct epx_rank {
 /* All-gather a status with this thread's message: EPX_OK when every rank is well; else this rank's own error, or EPX_ERR_PEER
  * naming the first rank that failed and its message. Collective. `what` names the stage. */
 epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char *what);
+/* The group of ranks that hold all experts together; world and group are there (exchange.c, as the next ones). */
+epx_status_t epx_rank_make_ep_groups(epx_rank_t *r);
+/* Does this rank have an exchange of that kind? The same on all ranks. */
+int epx_rank_has_exchange(const epx_rank_t *r, epx_exchange_t which);
 /* The exchange that this rank will make; the model is loaded. */
-void epx_rank_plan_config(const epx_rank_t *r, epx_plan_config_t *out);
+void epx_rank_plan_config(const epx_rank_t *r, epx_exchange_t which, epx_plan_config_t *out);
+/* Bytes that all exchanges will take, with the rows of experts. */
+epx_status_t epx_rank_exchange_bytes(const epx_rank_t *r, uint64_t *out_bytes);
+/* Collective: the plans, and the model's buffers for their rows. */
+epx_status_t epx_rank_make_plans(epx_rank_t *r);
+/* Add the counters of the exchanges. */
+void epx_rank_exchange_stats(const epx_rank_t *r, epx_rank_stats_t *out);
 /* How many tokens of KV this rank can have: info.kv_tokens (setup.c). */
 epx_status_t epx_rank_size_kv(epx_rank_t *r);
 /* KV pool, storage, scheduler and step arrays for info.kv_tokens (setup.c). */

@@ -19,6 +19,7 @@ void epx_rank_config_init(epx_rank_config_t *cfg) {
                                .dp = 1,
                                .ep = 1,
                                .moe_a2a_backend = "auto",
+                               .deepep_mode = "auto",
                                .combine = EPX_COMBINE_EXACT,
                                .load_format = "auto",
                                .schedule_policy = "fcfs"};
@@ -37,7 +38,10 @@ static epx_status_t check_parallel(const epx_rank_config_t *c) {
     if (c->rank < 0 || c->rank >= c->tp)
         return epx_fail(EPX_ERR_ARG, "rank is %d, expected 0 to tp - 1 = %d", c->rank, c->tp - 1);
     if (c->dp < 1 || c->tp % c->dp) return epx_fail(EPX_ERR_ARG, "dp is %d, expected a divisor of tp = %d", c->dp, c->tp);
-    if (c->ep != c->tp) return epx_fail(EPX_ERR_UNSUPPORTED, "ep is %d, supported: tp = %d", c->ep, c->tp);
+    if (c->ep < 1 || c->tp % c->ep) return epx_fail(EPX_ERR_ARG, "ep is %d, expected a divisor of tp = %d", c->ep, c->tp);
+    if (!epx_ep_fits(c->ep, c->tp / c->dp))
+        return epx_fail(EPX_ERR_ARG, "ep is %d, expected a multiple or a divisor of the %d ranks that share attention", c->ep,
+                        c->tp / c->dp);
     if (c->tp > 1 && (!c->allgather || !c->barrier))
         return epx_fail(EPX_ERR_ARG, "tp is %d, but the bootstrap callbacks are not set", c->tp);
     return EPX_OK;
@@ -48,6 +52,9 @@ static epx_status_t check_names(const epx_rank_config_t *c) {
     if (!c->model_path) return epx_fail(EPX_ERR_ARG, "model_path is not set");
     if (!epx_moe_preset(b))
         return epx_fail(EPX_ERR_ARG, "moe_a2a_backend is \"%s\", expected auto, none, pplx or deepep", b ? b : "(null)");
+    if (!epx_moe_has_mode(epx_moe_preset(b), c->deepep_mode))
+        return epx_fail(EPX_ERR_ARG, "deepep_mode is \"%s\", expected with moe_a2a_backend %s: auto, %s",
+                        c->deepep_mode ? c->deepep_mode : "(null)", b, epx_moe_preset(b)->modes);
     if (!l || (strcmp(l, "auto") && strcmp(l, "dummy")))
         return epx_fail(EPX_ERR_ARG, "load_format is \"%s\", expected auto or dummy", l ? l : "(null)");
     if (!c->schedule_policy || (strcmp(c->schedule_policy, "fcfs") && strcmp(c->schedule_policy, "lpm")))
@@ -119,25 +126,11 @@ epx_status_t epx_rank_plan_steps(epx_rank_t *r) {
     return EPX_OK;
 }
 
-/* Bytes that the exchange will take: the plan, and the rows of expert outputs. */
-static epx_status_t exchange_bytes(const epx_rank_t *r, uint64_t *out_bytes) {
-    const epx_model_config_t *m = epx_model_config(r->model);
-    epx_plan_config_t pc;
-    size_t plan = 0;
-    int first, n_local;
-    epx_rank_plan_config(r, &pc);
-    epx_model_expert_range(m->n_experts, r->cfg.rank, r->cfg.tp, &first, &n_local);
-    EPX_TRY(epx_plan_bytes(&pc, r->cfg.tp, &plan));
-    *out_bytes = plan + (uint64_t)r->cfg.tp * (uint64_t)pc.max_tokens * (uint64_t)(n_local < m->top_k ? n_local : m->top_k) *
-                            (uint64_t)m->hidden * sizeof(float);
-    return EPX_OK;
-}
-
 /* What --mem-fraction-static leaves to this rank's KV after weights and exchange. */
 static epx_status_t fraction_bytes(const epx_rank_t *r, uint64_t free_bytes, uint64_t *out_bytes) {
     uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / (uint64_t)r->cfg.n_local, exchange = 0;
     uint64_t weights = epx_model_mapped_bytes(r->model);
-    EPX_TRY(exchange_bytes(r, &exchange));
+    EPX_TRY(epx_rank_exchange_bytes(r, &exchange));
     if (weights + exchange >= share)
         return epx_fail(EPX_ERR_NOMEM,
                         "mem_fraction is %g: of %" PRIu64 " free bytes this rank, one of %d here, gets %" PRIu64

@@ -11,7 +11,7 @@
 typedef struct {
     uint64_t epoch, wake_seq;
     uint64_t n_orders, n_waiting_orders; /* of the rank's attention group: got since create; of these not in force */
-    int32_t n_rows;
+    int32_t n_rows, n_prompt_rows;
     int32_t stop;
 } step_record_t;
 
@@ -21,6 +21,7 @@ typedef enum { STEP_RUN, STEP_IDLE, STEP_AGAIN, STEP_STOP } verdict_t;
 typedef struct {
     verdict_t verdict;
     int in_halves; /* STEP_RUN: in two halves, on every rank */
+    epx_exchange_t exchange;
 } agreed_t;
 
 enum { ROWS_FOR_HALVES = 2 }; /* of some rank; the exchange of a step in one piece holds less than that (engine/model/model.h) */
@@ -67,23 +68,27 @@ static epx_status_t lose(epx_rank_t *r, const sink_t *out, epx_status_t s) {
     if (dead >= 0) snprintf(r->failure, sizeof r->failure, "rank %d is gone: %s", dead, why);
     else snprintf(r->failure, sizeof r->failure, "%s", why);
     r->failed = s == EPX_ERR_TIMEOUT ? s : EPX_ERR_PEER;
-    epx_plan_abort(r->plan);
+    for (int i = 0; i < EPX_N_EXCHANGES; i++)
+        if (r->plans[i]) epx_plan_abort(r->plans[i]);
     end_all(r, out, EPX_FINISH_ERROR, r->failure);
     return epx_fail(r->failed, "step %" PRIu64 ": %s", r->epoch, r->failure);
 }
 
-static epx_status_t agree(epx_rank_t *r, int32_t n_rows, agreed_t *out) {
-    step_record_t mine = {.epoch = r->epoch, .wake_seq = r->wake_seq, .n_rows = n_rows, .stop = r->stop}, all[EPX_RANK_MAX_TP];
+static epx_status_t agree(epx_rank_t *r, const epx_sched_batch_t *sb, agreed_t *out) {
+    step_record_t mine = {.epoch = r->epoch, .wake_seq = r->wake_seq, .n_rows = sb->n_rows, .stop = r->stop},
+                  all[EPX_RANK_MAX_TP];
+    mine.n_prompt_rows = sb->n_prefill_rows;
     mine.n_orders = r->n_orders_got;
     mine.n_waiting_orders = r->n_orders_got - r->n_orders_done;
     EPX_TRY(epx_group_allgather(r->group, &mine, sizeof mine, all, epx_rank_timeout_ns(r)));
-    int n_busy = 0, n_stop = 0, same_wake = 1, most = 0, first = r->cfg.rank - r->attn_rank;
+    int n_busy = 0, n_prompt = 0, n_stop = 0, same_wake = 1, most = 0, first = r->cfg.rank - r->attn_rank;
     r->n_orders_all = all[first].n_orders;
     for (int i = 0; i < r->cfg.tp; i++) {
         if (all[i].epoch != mine.epoch)
             return epx_fail(EPX_ERR_INTERNAL, "step agreement: rank %d is in step %" PRIu64 ", rank %d in step %" PRIu64, i,
                             all[i].epoch, r->cfg.rank, mine.epoch);
         n_busy += all[i].n_rows > 0;
+        n_prompt += all[i].n_prompt_rows > 0;
         if (all[i].n_rows > most) most = all[i].n_rows;
         n_stop += all[i].stop != 0;
         same_wake &= all[i].wake_seq == all[0].wake_seq && all[i].n_waiting_orders == 0;
@@ -93,6 +98,7 @@ static epx_status_t agree(epx_rank_t *r, int32_t n_rows, agreed_t *out) {
                             i - i % r->attn_size, i, all[i - i % r->attn_size].n_rows, all[i].n_rows);
     }
     r->epoch++;
+    out->exchange = n_prompt == 0 && epx_rank_has_exchange(r, EPX_EXCHANGE_DECODE) ? EPX_EXCHANGE_DECODE : EPX_EXCHANGE_MAIN;
     out->in_halves = r->cfg.two_batch_overlap && most >= ROWS_FOR_HALVES;
     if (n_stop == r->cfg.tp) out->verdict = STEP_STOP;
     else if (n_busy) out->verdict = STEP_RUN;
@@ -166,10 +172,11 @@ static const float *use_logits(epx_rank_t *r, const sink_t *out, const epx_sched
     return logits + r->info.vocab;
 }
 
-static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb, int in_halves) {
+static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb, const agreed_t *agreed) {
     epx_batch_t b;
     make_batch(r, sb, &b);
-    b.in_halves = in_halves;
+    b.in_halves = agreed->in_halves;
+    b.exchange = agreed->exchange;
     epx_rank_log_batch(r, sb);
     epx_rank_enter(r, EPX_AT_FORWARD, sb->n_rows);
     EPX_TRY(epx_model_forward(r->model, &b));
@@ -177,7 +184,8 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     note_cached(sb);
     epx_sched_computed(r->sched, sb);
     r->stats.n_steps++;
-    r->stats.n_halved_steps += (uint64_t)in_halves;
+    r->stats.n_halved_steps += (uint64_t)agreed->in_halves;
+    r->stats.n_decode_exchanges += agreed->exchange == EPX_EXCHANGE_DECODE;
     r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
     r->stats.n_decode_tokens += (uint64_t)sb->n_decode_rows;
     const float *logits = r->logits;
@@ -204,8 +212,8 @@ epx_status_t epx_rank_step(epx_rank_t *r, epx_event_fn on_event, void *ctx) {
     }
     epx_sched_next(r->sched, &sb);
     epx_rank_enter(r, EPX_AT_AGREE, sb.n_rows);
-    epx_status_t s = agree(r, sb.n_rows, &agreed);
-    if (s == EPX_OK && agreed.verdict == STEP_RUN) s = run(r, &out, &sb, agreed.in_halves);
+    epx_status_t s = agree(r, &sb, &agreed);
+    if (s == EPX_OK && agreed.verdict == STEP_RUN) s = run(r, &out, &sb, &agreed);
     epx_rank_enter(r, EPX_AT_IDLE, 0);
     if (s < 0) return lose(r, &out, s);
     if (agreed.verdict == STEP_STOP) {
@@ -240,6 +248,11 @@ static epx_status_t take_pages(epx_rank_t *r, direct_t *d, int32_t *out_n) {
     return EPX_OK;
 }
 
+/* As many rows as a step that only decodes can have take its exchange. */
+static epx_exchange_t direct_exchange(const epx_rank_t *r, int32_t most) {
+    return most <= r->cfg.max_running && epx_rank_has_exchange(r, EPX_EXCHANGE_DECODE) ? EPX_EXCHANGE_DECODE : EPX_EXCHANGE_MAIN;
+}
+
 static epx_status_t run_direct(epx_rank_t *r, const direct_t *d) {
     int32_t chunk = r->cfg.chunk_tokens;
     for (int32_t first = 0; first < d->max_n; first += chunk) {
@@ -255,6 +268,7 @@ static epx_status_t run_direct(epx_rank_t *r, const direct_t *d) {
                          .n_logits = n,
                          .logit_rows = r->logit_rows,
                          .logits = d->out + (n ? (size_t)first * (size_t)r->info.vocab : 0),
+                         .exchange = direct_exchange(r, d->max_n - first < chunk ? d->max_n - first : chunk),
                          .in_halves =
                              r->cfg.two_batch_overlap && d->max_n - first >= ROWS_FOR_HALVES && chunk >= ROWS_FOR_HALVES};
         EPX_TRY(epx_model_forward(r->model, &b));

@@ -214,6 +214,7 @@ typedef struct {
     uint32_t size;       /* sizeof, set by the caller */
     const char *backend; /* "onesided", ... */
     const char *transport;
+    epx_layout_t layout;
     int n_local_experts;        /* El, slots of this rank, of the exchange in flight on channel 0, else of the next */
     uint64_t placement_version; /* of the same */
     int row_cap;                /* rows per expert in EXPERT_MAJOR: W / replicate * max_tokens */

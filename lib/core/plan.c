@@ -383,6 +383,7 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     out_info->backend = p->a2a->name;
     out_info->transport = p->net->device != NULL ? p->net->device->link->name : p->net->transport->name;
     const epx_placement_t *place = epx_plan_place(p, 0);
+    out_info->layout = p->cfg.layout;
     out_info->n_local_experts = place->n_local;
     out_info->placement_version = place->version;
     out_info->row_cap = p->row_cap;

@@ -59,7 +59,7 @@ epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, i
     config_head_t h = {EPX_WIRE_VERSION, sizeof *cfg, sizeof(epx_rank_info_t), sizeof(epx_rank_stats_t)};
     epx_rank_config_t c = *cfg;
     c.rank = rank;
-    c.model_path = c.moe_a2a_backend = c.load_format = c.isa = c.schedule_policy = c.transports = NULL;
+    c.model_path = c.moe_a2a_backend = c.deepep_mode = c.load_format = c.isa = c.schedule_policy = c.transports = NULL;
     c.allgather = NULL;
     c.barrier = NULL;
     c.progress = NULL;
@@ -68,6 +68,7 @@ epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, i
     EPX_TRY(put(out, &c, sizeof c));
     EPX_TRY(put_text(out, cfg->model_path));
     EPX_TRY(put_text(out, cfg->moe_a2a_backend));
+    EPX_TRY(put_text(out, cfg->deepep_mode));
     EPX_TRY(put_text(out, cfg->load_format));
     EPX_TRY(put_text(out, cfg->isa));
     EPX_TRY(put_text(out, cfg->schedule_policy));
@@ -86,6 +87,7 @@ epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_conf
     get(&r, out_cfg, sizeof *out_cfg);
     out_cfg->model_path = get_text(&r);
     out_cfg->moe_a2a_backend = get_text(&r);
+    out_cfg->deepep_mode = get_text(&r);
     out_cfg->load_format = get_text(&r);
     out_cfg->isa = get_text(&r);
     out_cfg->schedule_policy = get_text(&r);

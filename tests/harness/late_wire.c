@@ -1,6 +1,6 @@
 /* A wire for tests, built as libepx_ucx.so in a folder of its own: messages between ranks that are threads of one process,
- * delivered late and out of order. Most come at once, some up to a millisecond later, a few 40 milliseconds, and half of the aborts,
- * so that they outlive a failure and its recover. Nothing is lost. Knows nothing of UCX and is no model of its speed.
+ * delivered late and out of order. Most come at once, some up to a millisecond later, a few 40 milliseconds, and half of the
+ * aborts, so that they outlive a failure and its recover. Nothing is lost. Knows nothing of UCX and is no model of its speed.
  * EPX_LATE_WIRE_SEED sets the delays. */
 #include <pthread.h>
 #include <stdio.h>
@@ -161,8 +161,12 @@ static void close_wire(epx_wire_t *w) {
 
 const epx_wire_module_t *epx_wire_module(void);
 __attribute__((visibility("default"))) const epx_wire_module_t *epx_wire_module(void) {
-    static const epx_wire_module_t m = {EPX_WIRE_ABI, "late wire of the tests", open_wire, address_of, connect_peer, send_message,
-                                        progress,     flush,                    flushed,   drop_flush, arm,          drop_peer,
+    static const epx_wire_module_t m = {EPX_WIRE_ABI, "late wire of the tests",
+                                        open_wire,    address_of,
+                                        connect_peer, send_message,
+                                        progress,     flush,
+                                        flushed,      drop_flush,
+                                        arm,          drop_peer,
                                         close_wire};
     return &m;
 }

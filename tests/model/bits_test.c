@@ -1,5 +1,6 @@
-/* Exact combine: the logits of every position have the same bits for any number of ranks and any backend, and when steps run in
- * two halves; pre-reduced combine stays within rounding of them. Ranks without tokens take part. */
+/* Exact combine: the logits of every position have the same bits for any number of ranks and any backend, in every mode, with
+ * experts in several groups of ranks, and when steps run in two halves; pre-reduced combine stays within rounding of them. Ranks
+ * without tokens take part. */
 #include <math.h>
 #include <string.h>
 
@@ -41,6 +42,21 @@ static void run(const char *model, run_t *c, int w, const char *backend, epx_com
     cfg.moe_a2a_backend = backend;
     cfg.combine = combine;
     cfg.chunk_tokens = 37;
+    c->w = w;
+    for (int i = 0; i < N_PROMPTS; i++) memset(c->logits[i], 0xFF, (size_t)c->n[i] * (size_t)c->vocab * sizeof(float));
+    with_ranks(&cfg, body, c);
+}
+
+/* The same with experts in groups of ep ranks and a mode of deepep; decodes and ends of prompts have an exchange of their own. */
+static void run_deepep(const char *model, run_t *c, int w, int ep, const char *mode, int halves) {
+    epx_rank_config_t cfg = small_config(model, w);
+    cfg.n_threads = 1;
+    cfg.ep = ep;
+    cfg.moe_a2a_backend = "deepep";
+    cfg.deepep_mode = mode;
+    cfg.chunk_tokens = 17;
+    cfg.max_running = 12; /* chunks of up to 12 rows count as decodes here */
+    cfg.two_batch_overlap = halves;
     c->w = w;
     for (int i = 0; i < N_PROMPTS; i++) memset(c->logits[i], 0xFF, (size_t)c->n[i] * (size_t)c->vocab * sizeof(float));
     with_ranks(&cfg, body, c);
@@ -100,6 +116,13 @@ static void check_model(const char *model, int vocab, int w_step) {
         for (int b = 1; b < 3; b++, n_runs++) {
             run(model, &got, w, backends[b], EPX_COMBINE_EXACT, 1);
             check_same(&got, &base, model, "in halves");
+        }
+        for (int ep = 1; ep <= w; ep++) {
+            static const char *const modes[] = {"normal", "auto", "low_latency"};
+            for (int k = 0; w % ep == 0 && k < (ep == w ? 3 : 1); k++, n_runs++) {
+                run_deepep(model, &got, w, ep, modes[(k + ep) % 3], k == 1);
+                check_same(&got, &base, model, modes[(k + ep) % 3]);
+            }
         }
         run(model, &got, w, "pplx", EPX_COMBINE_PARTIAL, w > 2);
         worst = fmax(worst, largest_difference(&got, &base));

@@ -101,7 +101,8 @@ static void check_configs(void) {
         expect_message(epx_rank_create(&b, &r), status, #field, part); \
     } while (0)
     BAD(dp, 2, EPX_ERR_ARG, "expected a divisor of tp = 1");
-    BAD(ep, 2, EPX_ERR_UNSUPPORTED, "supported: tp = 1");
+    BAD(ep, 2, EPX_ERR_ARG, "expected a divisor of tp = 1");
+    BAD(deepep_mode, "fast", EPX_ERR_ARG, "\"fast\", expected with moe_a2a_backend auto: auto, low_latency|normal");
     BAD(tp, 0, EPX_ERR_ARG, "expected 1 to 64");
     BAD(rank, 1, EPX_ERR_ARG, "expected 0 to");
     BAD(moe_a2a_backend, "mooncake", EPX_ERR_ARG, "\"mooncake\", expected auto, none, pplx or deepep");

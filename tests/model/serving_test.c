@@ -196,39 +196,67 @@ static void check_halves(const exam_t *x, const epx_rank_config_t *c, const char
           (unsigned long long)s->n_halved_steps);
 }
 
+/* With deepep auto steps without prompt tokens have an exchange of their own, on all ranks; nothing else has one. */
+static void check_exchanges(const exam_t *x, const epx_rank_config_t *c, const char *what) {
+    const epx_rank_stats_t *s = &x->stats[0];
+    int apart = strcmp(c->moe_a2a_backend, "deepep") == 0 && strcmp(c->deepep_mode, "auto") == 0;
+    for (int i = 0; i < c->tp; i++)
+        CHECK(x->stats[i].n_decode_exchanges == s->n_decode_exchanges, "%s: ranks differ in their exchanges", what);
+    CHECK(apart ? s->n_decode_exchanges > 20 && s->n_decode_exchanges < s->n_steps : s->n_decode_exchanges == 0,
+          "%s: %llu of %llu steps took the exchange for decoding", what, (unsigned long long)s->n_decode_exchanges,
+          (unsigned long long)s->n_steps);
+    for (int i = 0; i < c->tp; i++) /* tokens stay in their group of ranks */
+        for (int to = 0; to < c->tp; to++)
+            CHECK(to / c->ep == i / c->ep || x->stats[i].rows_sent[to] == 0, "%s: rank %d sent rows to rank %d", what, i, to);
+}
+
 /* Decodes and prefills meet across ranks, ranks without requests take part: their rows stay zero, live logits do not change. */
 static void check_ranks(const exam_t *alone) {
-    /* ranks, idle, dp */
-    static const int layouts[][4] = {{2, 0, 2},
-                                     {4, 0, 4},
-                                     {4, 3, 4},
-                                     {3, 1, 3},
-                                     {2, 0, 1},
-                                     {4, 0, 2},
-                                     {4, 2, 2},
-                                     {4, 0, 1},
-                                     /* the last: steps in two halves */
-                                     {2, 0, 2, 1},
-                                     {4, 3, 4, 1},
-                                     {4, 2, 2, 1},
-                                     {4, 0, 1, 1}};
-    static const char *const backends[] = {"pplx", "none", "auto", "pplx", "pplx", "pplx",
-                                           "none", "none", "pplx", "none", "pplx", "auto"};
-    for (int i = 0; i < 12; i++) {
-        char what[96];
-        epx_rank_config_t c = small_config(g_model, layouts[i][0]);
+    static const struct {
+        int w, n_idle, dp, halves, mixed, ep; /* ep 0: all ranks */
+        const char *backend, *mode;
+    } layouts[] = {{2, 0, 2, 0, 0, 0, "pplx", "auto"},
+                   {4, 0, 4, 0, 0, 0, "none", "auto"},
+                   {4, 3, 4, 0, 0, 0, "auto", "auto"},
+                   {3, 1, 3, 0, 0, 0, "pplx", "auto"},
+                   {2, 0, 1, 0, 0, 0, "pplx", "auto"},
+                   {4, 0, 2, 0, 0, 0, "pplx", "auto"},
+                   {4, 2, 2, 0, 0, 0, "none", "auto"},
+                   {4, 0, 1, 0, 0, 0, "none", "auto"},
+                   /* steps in two halves */
+                   {2, 0, 2, 1, 1, 0, "pplx", "auto"},
+                   {4, 3, 4, 1, 0, 0, "none", "auto"},
+                   {4, 2, 2, 1, 0, 0, "pplx", "auto"},
+                   {4, 0, 1, 1, 0, 0, "auto", "auto"},
+                   /* modes of deepep */
+                   {4, 0, 4, 0, 0, 0, "deepep", "auto"},
+                   {4, 3, 4, 0, 1, 0, "deepep", "auto"},
+                   {2, 0, 1, 1, 0, 0, "deepep", "auto"},
+                   {3, 1, 3, 0, 0, 0, "deepep", "normal"},
+                   {2, 0, 2, 0, 0, 0, "deepep", "low_latency"},
+                   /* experts in several groups */
+                   {4, 0, 4, 0, 0, 2, "pplx", "auto"},
+                   {4, 3, 4, 0, 0, 1, "deepep", "normal"},
+                   {4, 0, 2, 0, 0, 2, "deepep", "auto"},
+                   {4, 0, 1, 1, 0, 2, "none", "auto"}};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        char what[128];
+        epx_rank_config_t c = small_config(g_model, layouts[i].w);
         c.n_threads = 1;
         c.max_running = 6;
         c.chunk_tokens = 40;
-        c.moe_a2a_backend = backends[i];
-        c.dp = layouts[i][2];
-        c.two_batch_overlap = layouts[i][3];
-        c.mixed_chunk = i == 8;
+        c.moe_a2a_backend = layouts[i].backend;
+        c.deepep_mode = layouts[i].mode;
+        c.dp = layouts[i].dp;
+        if (layouts[i].ep) c.ep = layouts[i].ep;
+        c.two_batch_overlap = layouts[i].halves;
+        c.mixed_chunk = layouts[i].mixed;
         c.max_total_tokens = c.dp < c.tp ? 130 : 400; /* divided attention also retracts */
-        exam_t got = run(&c, layouts[i][1]);
-        snprintf(what, sizeof what, "%d ranks, dp %d, %d idle, %s%s%s", c.tp, c.dp, layouts[i][1], backends[i],
-                 c.two_batch_overlap ? ", in halves" : "", c.mixed_chunk ? ", mixed" : "");
+        exam_t got = run(&c, layouts[i].n_idle);
+        snprintf(what, sizeof what, "%d ranks, dp %d, ep %d, %d idle, %s %s%s%s", c.tp, c.dp, c.ep, layouts[i].n_idle,
+                 c.moe_a2a_backend, c.deepep_mode, c.two_batch_overlap ? ", in halves" : "", c.mixed_chunk ? ", mixed" : "");
         check_halves(&got, &c, what);
+        check_exchanges(&got, &c, what);
         check_same(&got, alone, what);
         report(&got, what);
         CHECK(got.rows_of_idle_rank == 0, "%s: an idle rank computed %d rows", what, got.rows_of_idle_rank);

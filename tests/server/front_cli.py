@@ -305,11 +305,16 @@ def test_serve_launch_lines():
     test = ("--trust-remote-code --tp 4 --enable-dp-attention --moe-a2a-backend pplx --deepep-mode low_latency "
             "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 ")
     hybrid = test + "--dp 2 --max-running-requests 256"
+    deepep = ("--tp 4 --dp 2 --ep 2 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode auto --chunked-prefill-size 512 "
+              "--max-running-requests 64 --mem-fraction-static 0.4")
     test += "--dp 4 --max-running-requests 512"
     for flags, cap, parts in ((line, "512", ("prompt chunk 128, running requests 512, tokens of a step (cap) 512", "DP groups 4",
                                              "note: --cuda-graph-bs", "note: --trust-remote-code")),
                               (test, "4096", ("running requests 128, tokens of a step (cap) 4096",)),
-                              (hybrid, "4096", ("attention-TP 2, DP groups 2", "running requests 128"))):
+                              (hybrid, "4096", ("attention-TP 2, DP groups 2", "running requests 128")),
+                              (deepep, "512", ("DP groups 2, expert groups 2; 16 experts, 8 to 8 a rank", "mode normal",
+                                               "steps without prompt tokens: mode low_latency, 32 tokens",
+                                               "note: --deepep-mode auto: normal in steps"))):
         os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = cap
         s = Server("--model-path", TINY, "--log-level", "info", *flags.split())
         del os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]

@@ -129,6 +129,12 @@ static void test_validate(void **state) {
     check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend pplx --deepep-mode normal", 1, "--deepep-mode normal",
           "legal values: low_latency, auto");
     check(EPX_CMD_SERVE, "--model-path / --deepep-mode normal", 0, NULL, NULL); /* only a note */
+    check(EPX_CMD_SERVE, "--model-path / --moe-a2a-backend deepep --deepep-mode normal", 0, NULL, NULL);
+    check(EPX_CMD_SERVE, "--model-path / --tp 4 --ep 2 --moe-a2a-backend deepep", 0, NULL, NULL); /* SGLang: only all ranks */
+    check(EPX_CMD_SERVE, "--model-path / --tp 4 --dp 4 --enable-dp-attention --ep 1 --moe-a2a-backend pplx", 0, NULL, NULL);
+    check(EPX_CMD_SERVE, "--model-path / --tp 4 --ep 3", 1, "--ep-size 3", "with --tp-size 4: 1, 2, 4");
+    check(EPX_CMD_SERVE, "--model-path / --tp 12 --dp 2 --enable-dp-attention --ep 4", 1, "groups of 6 that share attention",
+          "with --tp-size 12: 1, 2, 3, 6, 12");
     check(EPX_CMD_SERVE, "--model-path / --enable-dp-lm-head", 1, "--enable-dp-lm-head", "--enable-dp-attention");
     check(EPX_CMD_SERVE, "--model-path / --moe-dense-tp-size 2", 1, "--moe-dense-tp-size 2", "legal value: 1");
     check(EPX_CMD_SERVE, "--model-path / --disaggregation-mode decode", 1, "--disaggregation-mode decode", "not built yet");

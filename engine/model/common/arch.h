@@ -131,8 +131,9 @@ struct epx_model {
     int rank, n_ranks, max_rows;
     int halves, max_part; /* steps may run in two halves; most rows that are exchanged at once */
     int first_expert, n_local_experts;
-    epx_ops_t *ops;   /* borrowed */
-    epx_plan_t *plan; /* borrowed */
+    epx_ops_t *ops;                     /* borrowed */
+    epx_plan_t *plans[EPX_N_EXCHANGES]; /* borrowed */
+    int contiguous[EPX_N_EXCHANGES];    /* layout of the plan */
 
     epx_weight_t w[EPX_N_MODEL_SLOTS];
     epx_layer_t *layers;
@@ -144,19 +145,22 @@ struct epx_model {
     epx_heads_t heads;
 
     /* scratch, [max_rows, ...] */
-    float *h;                /* residual stream, hidden */
-    float *norm;             /* hidden */
-    float *qkv;              /* q heads, k heads, v heads; latent attention: absorbed q heads, then the new key */
-    float *attn;             /* q heads; latent attention: kv_lora of each head */
-    float *q;                /* latent attention: compressed q, and q heads of nope + rope (later heads of v) */
-    float *proj;             /* hidden: output of attention or of the exchange */
-    float *shared;           /* hidden: output of the shared expert, and its gate */
-    float *router;           /* n_experts */
-    int32_t *ids;            /* top_k */
-    float *weights;          /* top_k */
-    float *expert_out;       /* [n_ranks * max_part * min(top_k, El), hidden] */
-    size_t expert_out_bytes; /* mapped */
-    float *inv_freq;         /* [rope_dim / 2] */
+    float *h;       /* residual stream, hidden */
+    float *norm;    /* hidden */
+    float *qkv;     /* q heads, k heads, v heads; latent attention: absorbed q heads, then the new key */
+    float *attn;    /* q heads; latent attention: kv_lora of each head */
+    float *q;       /* latent attention: compressed q, and q heads of nope + rope (later heads of v) */
+    float *proj;    /* hidden: output of attention or of the exchange */
+    float *shared;  /* hidden: output of the shared expert, and its gate */
+    float *router;  /* n_experts */
+    int32_t *ids;   /* top_k */
+    float *weights; /* top_k */
+    /* mapped, [most rows that a plan brings, hidden] */
+    float *expert_in; /* of contiguous plans; NULL: none is */
+    float *expert_out;
+    size_t expert_in_bytes, expert_out_bytes;
+    int32_t *expert_counts; /* [n_local_experts] */
+    float *inv_freq;        /* [rope_dim / 2] */
 
     epx_model_probe_fn probe;
     void *probe_ctx;
@@ -172,6 +176,10 @@ epx_status_t epx_model_load_weights(epx_model_t *m, const epx_model_load_t *load
 
 /* The residual stream of the batch's rows. */
 static inline float *epx_residual(const epx_model_t *m, const epx_batch_t *b) { return m->h + (int64_t)b->first * m->cfg.hidden; }
+
+/* Receive the rows of an exchange that was begun, run the local experts of a layer on them, and send their answers back
+ * (blocks.c). io is that of dispatch_send. */
+epx_status_t epx_model_run_experts(epx_model_t *m, epx_plan_t *plan, int contiguous, int layer, epx_io_t *io);
 
 /* ---- blocks (blocks.c): each runs on the batch's rows ---- */
 

@@ -75,14 +75,41 @@ static void add_parts(epx_model_t *m, const epx_batch_t *b, int layer) {
 
 /* Rows that are in an exchange. */
 typedef struct {
+    epx_plan_t *plan;
     epx_io_t io;
     epx_meter_mark_t mark;
 } flight_t;
 
+/* Where the rows of the exchange are, as lists: in place, or one after the other in expert_in. */
+static epx_status_t receive(epx_model_t *m, epx_plan_t *plan, int contiguous, epx_io_t *io, epx_lists_t *out) {
+    const int32_t *off;
+    io->out_x = contiguous ? m->expert_in : NULL;
+    io->out_counts = contiguous ? m->expert_counts : NULL;
+    EPX_TRY(epx_dispatch_recv(plan, io));
+    if (!contiguous) return epx_plan_lists(plan, io->channel, out);
+    EPX_TRY(epx_plan_offsets(plan, io->channel, &off));
+    *out = (epx_lists_t){.n_local_experts = m->n_local_experts,
+                         .n_rows = off[m->n_local_experts],
+                         .expert_off = off,
+                         .row_base = (const void *const *)(const void *)&m->expert_in,
+                         .row_stride_bytes = (uint64_t)m->cfg.hidden * sizeof(float)};
+    return EPX_OK;
+}
+
+epx_status_t epx_model_run_experts(epx_model_t *m, epx_plan_t *plan, int contiguous, int layer, epx_io_t *io) {
+    epx_lists_t rows;
+    EPX_TRY(receive(m, plan, contiguous, io, &rows));
+    if (rows.n_rows) epx_ops_experts(m->ops, &rows, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
+    io->x = m->expert_out;
+    io->out_x = m->proj;
+    return epx_combine_send(plan, io);
+}
+
 /* Router and dispatch_send. */
 static epx_status_t begin_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
     void *x;
-    EPX_TRY(epx_plan_input(m->plan, b->channel, &x));
+    f->plan = m->plans[b->exchange];
+    EPX_TRY(epx_plan_input(f->plan, b->channel, &x));
     if (b->n_rows) route(m, b, layer, x);
     epx_io_init(&f->io);
     f->io.channel = b->channel;
@@ -91,34 +118,33 @@ static epx_status_t begin_experts(epx_model_t *m, const epx_batch_t *b, int laye
     f->io.weights = weights_of(m, b);
     f->io.n_tokens = b->n_rows;
     epx_meter_add_rows(&m->meter, layer, f->io.ids, b->n_rows, m->cfg.top_k);
-    epx_meter_begin(m->plan, &f->mark);
-    EPX_TRY(epx_dispatch_send(m->plan, &f->io));
-    epx_meter_pause(m->plan, &f->mark);
+    epx_meter_begin(f->plan, &f->mark);
+    EPX_TRY(epx_dispatch_send(f->plan, &f->io));
+    epx_meter_pause(f->plan, &f->mark);
     return EPX_OK;
 }
 
 /* Shared expert, dispatch_recv, local experts, combine_send, which reads all of expert_out. */
 static epx_status_t run_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
-    epx_lists_t lists;
+    epx_lists_t rows;
     shared_expert(m, b, layer, f->io.x);
-    epx_meter_resume(m->plan, &f->mark);
-    EPX_TRY(epx_dispatch_recv(m->plan, &f->io));
-    epx_meter_end(&m->meter, m->plan, EPX_PHASE_DISPATCH, &f->mark);
-    EPX_TRY(epx_plan_lists(m->plan, b->channel, &lists));
-    if (lists.n_rows) epx_ops_experts(m->ops, &lists, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
+    epx_meter_resume(f->plan, &f->mark);
+    EPX_TRY(receive(m, f->plan, m->contiguous[b->exchange], &f->io, &rows));
+    epx_meter_end(&m->meter, f->plan, EPX_PHASE_DISPATCH, &f->mark);
+    if (rows.n_rows) epx_ops_experts(m->ops, &rows, m->layers[layer].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
     f->io.x = m->expert_out;
     f->io.out_x = m->proj;
-    epx_meter_begin(m->plan, &f->mark);
-    EPX_TRY(epx_combine_send(m->plan, &f->io));
-    epx_meter_pause(m->plan, &f->mark);
+    epx_meter_begin(f->plan, &f->mark);
+    EPX_TRY(epx_combine_send(f->plan, &f->io));
+    epx_meter_pause(f->plan, &f->mark);
     return EPX_OK;
 }
 
 /* combine_recv and the sums. */
 static epx_status_t end_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
-    epx_meter_resume(m->plan, &f->mark);
-    EPX_TRY(epx_combine_recv(m->plan, &f->io));
-    epx_meter_end(&m->meter, m->plan, EPX_PHASE_COMBINE, &f->mark);
+    epx_meter_resume(f->plan, &f->mark);
+    EPX_TRY(epx_combine_recv(f->plan, &f->io));
+    epx_meter_end(&m->meter, f->plan, EPX_PHASE_COMBINE, &f->mark);
     add_parts(m, b, layer);
     return EPX_OK;
 }

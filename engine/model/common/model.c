@@ -54,6 +54,8 @@ static epx_status_t alloc_layers(epx_model_t *m) {
     m->layers = calloc((size_t)m->cfg.n_layers, sizeof *m->layers);
     m->experts = calloc(n ? n : 1, sizeof *m->experts);
     if (!m->layers || !m->experts) return epx_fail(EPX_ERR_NOMEM, "model: no memory for tables of %zu experts", n);
+    m->expert_counts = calloc((size_t)m->n_local_experts + 1, sizeof *m->expert_counts);
+    if (!m->expert_counts) return epx_fail(EPX_ERR_NOMEM, "model: no memory for %d counts", m->n_local_experts);
     for (int l = m->cfg.n_dense_layers; l < m->cfg.n_layers; l++)
         m->layers[l].experts = m->experts + (size_t)l * (size_t)m->n_local_experts;
     for (size_t i = 0; i < n; i++) {
@@ -92,7 +94,9 @@ void epx_model_destroy(epx_model_t *m) {
     if (!m) return;
     void *const owned[] = {m->h,      m->norm, m->qkv,     m->attn,     m->q,      m->proj,    m->shared,
                            m->router, m->ids,  m->weights, m->inv_freq, m->layers, m->experts, m->dummy_block};
+    if (m->expert_in) munmap(m->expert_in, m->expert_in_bytes);
     if (m->expert_out) munmap(m->expert_out, m->expert_out_bytes);
+    free(m->expert_counts);
     epx_meter_fini(&m->meter);
     epx_heads_fini(m);
     epx_checkpoint_close(m->ck);
@@ -100,29 +104,40 @@ void epx_model_destroy(epx_model_t *m) {
     free(m);
 }
 
-static int64_t max_expert_rows(const epx_model_t *m) {
-    int per_token = m->cfg.top_k < m->n_local_experts ? m->cfg.top_k : m->n_local_experts;
-    return (int64_t)m->n_ranks * m->max_part * per_token;
+/* Mapped, so that rows never used cost no memory. Grows only. */
+static epx_status_t map_rows(const epx_model_t *m, size_t rows, float **inout, size_t *inout_bytes) {
+    size_t n_bytes = rows * (size_t)m->cfg.hidden * sizeof(float);
+    if (n_bytes <= *inout_bytes) return EPX_OK;
+    void *p = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return epx_fail_errno(EPX_ERR_NOMEM, errno, "rows of experts: %zu bytes", n_bytes);
+    if (*inout) munmap(*inout, *inout_bytes);
+    *inout = p;
+    *inout_bytes = n_bytes;
+    return EPX_OK;
 }
 
-epx_status_t epx_model_set_plan(epx_model_t *m, epx_plan_t *plan) {
+/* Buffers for the rows that the plan can bring. */
+static epx_status_t reserve_rows(epx_model_t *m, const epx_plan_info_t *info) {
     const epx_model_config_t *c = &m->cfg;
-    int64_t rows = max_expert_rows(m), ffn = larger(c->moe_ffn, larger(c->dense_ffn, c->shared_ffn));
+    int64_t rows = (int64_t)info->max_rows, ffn = larger(c->moe_ffn, larger(c->dense_ffn, c->shared_ffn));
     int64_t longest = larger(larger(c->hidden, (int64_t)c->n_heads * c->head_dim), c->mla.q_lora);
+    longest = larger(longest, (int64_t)c->n_heads * c->mla.v);
+    EPX_TRY(epx_ops_reserve(m->ops, larger(rows, m->max_rows), larger(longest, ffn), c->n_heads, ffn));
+    if (info->layout == EPX_LAYOUT_CONTIGUOUS) EPX_TRY(map_rows(m, info->max_rows, &m->expert_in, &m->expert_in_bytes));
+    return map_rows(m, info->max_rows, &m->expert_out, &m->expert_out_bytes);
+}
+
+epx_status_t epx_model_set_plan(epx_model_t *m, epx_exchange_t which, epx_plan_t *plan) {
     epx_plan_info_t info = {.size = sizeof info};
     EPX_TRY(epx_plan_info(plan, &info));
     if (info.n_local_experts != m->n_local_experts)
         return epx_fail(EPX_ERR_INTERNAL, "model: the plan has %d local experts, the weights are of %d", info.n_local_experts,
                         m->n_local_experts);
-    longest = larger(longest, (int64_t)c->n_heads * c->mla.v);
-    EPX_TRY(epx_ops_reserve(m->ops, larger(rows, m->max_rows), larger(longest, ffn), c->n_heads, ffn));
-    if (!m->expert_out && rows) { /* mapped, so that rows never used cost no memory */
-        m->expert_out_bytes = (size_t)rows * (size_t)c->hidden * sizeof(float);
-        void *p = mmap(NULL, m->expert_out_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return epx_fail_errno(EPX_ERR_NOMEM, errno, "expert outputs: %zu bytes", m->expert_out_bytes);
-        m->expert_out = p;
-    }
-    m->plan = plan;
+    if (info.layout != EPX_LAYOUT_LISTS && info.layout != EPX_LAYOUT_CONTIGUOUS)
+        return epx_fail(EPX_ERR_INTERNAL, "model: layout of the plan is %d; legal: lists, contiguous", (int)info.layout);
+    EPX_TRY(reserve_rows(m, &info));
+    m->contiguous[which] = info.layout == EPX_LAYOUT_CONTIGUOUS;
+    m->plans[which] = plan;
     return EPX_OK;
 }
 
@@ -149,7 +164,7 @@ void epx_model_set_probe(epx_model_t *m, epx_model_probe_fn fn, void *ctx) {
 }
 
 epx_status_t epx_model_forward(epx_model_t *m, const epx_batch_t *b) {
-    EPX_ASSERT(m->plan && b->n_rows >= 0 && b->n_rows <= m->max_rows && b->n_logits <= b->n_rows);
+    EPX_ASSERT(m->plans[b->exchange] && b->n_rows >= 0 && b->n_rows <= m->max_rows && b->n_logits <= b->n_rows);
     EPX_ASSERT(b->in_halves ? m->halves : b->n_rows <= m->max_part);
     return m->cfg.arch->forward(m, b);
 }

@@ -35,7 +35,7 @@ static int64_t column(const check_t *c, int i) { return (int64_t)i * c->m->cfg.h
 
 static epx_status_t exchange(const check_t *c) {
     epx_model_t *m = c->m;
-    epx_lists_t lists;
+    epx_plan_info_t info = {.size = sizeof info};
     epx_io_t io;
     for (int t = 0; t < TOKENS; t++)
         for (int k = 0; k < m->cfg.top_k; k++) {
@@ -47,13 +47,10 @@ static epx_status_t exchange(const check_t *c) {
     io.ids = m->ids;
     io.weights = m->weights;
     io.n_tokens = TOKENS;
-    EPX_TRY(epx_dispatch(c->t->plan, &io));
-    EPX_TRY(epx_plan_lists(c->t->plan, 0, &lists));
-    if (lists.n_rows)
-        epx_ops_experts(m->ops, &lists, m->layers[m->cfg.n_dense_layers].experts, m->cfg.hidden, m->cfg.moe_ffn, m->expert_out);
-    io.x = m->expert_out;
-    io.out_x = m->proj;
-    return epx_combine(c->t->plan, &io);
+    EPX_TRY(epx_plan_info(c->t->plan, &info));
+    EPX_TRY(epx_dispatch_send(c->t->plan, &io));
+    EPX_TRY(epx_model_run_experts(m, c->t->plan, info.layout == EPX_LAYOUT_CONTIGUOUS, m->cfg.n_dense_layers, &io));
+    return epx_combine_recv(c->t->plan, &io);
 }
 
 /* The owner of an expert runs it on one token of a group and gives some columns of the result to all. */
