@@ -17,8 +17,9 @@
  * a living rank is neither finished nor in an error (deadlock). */
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "tests/model_check/search.h"
 
 enum { MAX_W = 3, MAX_N = 2, N_EPOCHS = 2 };
 
@@ -81,60 +82,11 @@ typedef struct {
 } config_t;
 
 static config_t cfg;
-static const char *bad; /* what is wrong with the state that was just made; NULL: nothing */
 
 static int is(mistake_t m) { return cfg.mistake == m; }
 static uint8_t all_peers(void) { return (uint8_t)((1u << cfg.w) - 1); }
 static int c_channel(int n) { return is(SHARED_C) ? 0 : n; }
 static int flag_channel(int n) { return is(SHARED_FLAGS) ? 0 : n; }
-
-/* ---- the set of visited states: open addressing, and a queue in the order of discovery ---- */
-
-static state_t *states;
-static uint32_t *slots;
-static size_t n_states, cap_states, n_slots;
-
-static uint64_t hash(const state_t *s) {
-    uint64_t words[sizeof *s / 8], h = UINT64_C(1469598103934665603); /* FNV-1a over words, mixed */
-    _Static_assert(sizeof *s % 8 == 0, "whole words");
-    memcpy(words, s, sizeof words);
-    for (size_t i = 0; i < sizeof words / 8; i++) {
-        h = (h ^ words[i]) * UINT64_C(1099511628211);
-        h ^= h >> 29;
-    }
-    return h;
-}
-
-static void die(const char *what) {
-    fprintf(stderr, "model_check: %s\n", what);
-    exit(2);
-}
-
-static void rehash(void) {
-    free(slots);
-    n_slots = cap_states * 2;
-    slots = calloc(n_slots, sizeof *slots);
-    if (!slots) die("no memory");
-    for (size_t i = 0; i < n_states; i++) {
-        size_t at = hash(&states[i]) % n_slots;
-        while (slots[at]) at = (at + 1) % n_slots;
-        slots[at] = (uint32_t)i + 1;
-    }
-}
-
-static void add(const state_t *s) {
-    if (n_states == cap_states) {
-        cap_states = cap_states ? cap_states * 2 : 1024;
-        states = realloc(states, cap_states * sizeof *states);
-        if (!states) die("no memory");
-        rehash();
-    }
-    size_t at = hash(s) % n_slots;
-    for (; slots[at]; at = (at + 1) % n_slots)
-        if (memcmp(&states[slots[at] - 1], s, sizeof *s) == 0) return;
-    states[n_states++] = *s;
-    slots[at] = (uint32_t)n_states;
-}
 
 /* ---- steps of a rank ---- */
 
@@ -170,8 +122,8 @@ static void flag_d(state_t *s, int r, int n) {
 static void read_rows(state_t *s, int r, int n) {
     const channel_t *c = &s->ch[r][n];
     for (int src = 0; src < cfg.w; src++) {
-        if (c->table[src] != c->epoch) bad = "tables of another epoch were read";
-        if (s->ch[src][n].x != c->epoch) bad = "rows of another epoch were read";
+        if (c->table[src] != c->epoch) mc_bad("tables of another epoch were read");
+        if (s->ch[src][n].x != c->epoch) mc_bad("rows of another epoch were read");
     }
 }
 
@@ -184,7 +136,7 @@ static void flag_c(state_t *s, int r, int n) { PUT(s, r, flag_channel(n), flag_c
 static void read_c(state_t *s, int r, int n) {
     channel_t *c = &s->ch[r][n];
     for (int src = 0; src < cfg.w; src++)
-        if (s->ch[r][c_channel(n)].c[src] != c_value(c->epoch, n)) bad = "rows back of another epoch were summed";
+        if (s->ch[r][c_channel(n)].c[src] != c_value(c->epoch, n)) mc_bad("rows back of another epoch were summed");
     c->place = c->epoch == N_EPOCHS ? FINISHED : WRITE_TABLES;
 }
 
@@ -273,13 +225,6 @@ static void fail_rank(state_t *s, int r) {
 
 /* ---- successors ---- */
 
-static int n_successors;
-
-static void emit(const state_t *s) {
-    n_successors++;
-    if (!bad) add(s);
-}
-
 /* One pending store of `src` lands in the slab of `to`. A flag waits for the data before it (release). */
 static void land(const state_t *s, int to, int n, int src) {
     const channel_t *c = &s->ch[to][n];
@@ -292,7 +237,7 @@ static void land(const state_t *s, int to, int n, int src) {
         t = *s;                                     \
         t.ch[to][n].field[src] = c->p_##field[src]; \
         t.ch[to][n].p_##field[src] = 0;             \
-        emit(&t);                                   \
+        mc_emit(&t);                                \
     } while (0)
     if (c->p_table[src]) LAND(table);
     if (c->p_c[src]) LAND(c);
@@ -308,7 +253,7 @@ static void step_rank(const state_t *s, int r, int n) {
         t = *s;
         blocked = 0;
         run_place(&t, r, n);
-        if (!blocked) emit(&t);
+        if (!blocked) mc_emit(&t);
         return;
     }
     int src = r;
@@ -316,30 +261,32 @@ static void step_rank(const state_t *s, int r, int n) {
     while (c->waited & (1u << src));
     t = *s;
     if (wait_step(&t, r, n, src)) {
-        emit(&t);
+        mc_emit(&t);
     } else if (wait_fails(s, r, src)) {
         fail_rank(&t, r);
-        emit(&t);
+        mc_emit(&t);
     }
 }
 
-static void successors(const state_t *s) {
-    for (int r = 0; r < cfg.w && !bad; r++) {
-        for (int n = 0; n < cfg.n_channels && !bad; n++) {
+static void successors(const void *state) {
+    const state_t *s = state;
+    for (int r = 0; r < cfg.w && !mc_is_bad(); r++) {
+        for (int n = 0; n < cfg.n_channels && !mc_is_bad(); n++) {
             for (int src = 0; src < cfg.w; src++) land(s, r, n, src); /* also what a dead rank had already stored */
             if (!s->dead[r] && !s->failed[r]) step_rank(s, r, n);
         }
-        if (s->n_deaths < cfg.deaths && !s->dead[r] && r == cfg.w - 1 && !bad) {
+        if (s->n_deaths < cfg.deaths && !s->dead[r] && r == cfg.w - 1 && !mc_is_bad()) {
             state_t t = *s;
             t.dead[r] = 1;
             t.n_deaths++;
-            emit(&t);
+            mc_emit(&t);
         }
     }
 }
 
 /* Every living rank has finished all channels or has an error. */
-static int is_final(const state_t *s) {
+static int is_final(const void *state) {
+    const state_t *s = state;
     for (int r = 0; r < cfg.w; r++)
         for (int n = 0; n < cfg.n_channels; n++)
             if (!s->dead[r] && !s->failed[r] && s->ch[r][n].place != FINISHED) return 0;
@@ -349,20 +296,10 @@ static int is_final(const state_t *s) {
 /* NULL: no bad state; else what is wrong. */
 static const char *search(const config_t *c, size_t *out_states) {
     state_t first;
+    _Static_assert(sizeof first % 8 == 0, "whole words");
     cfg = *c;
-    bad = NULL;
-    n_states = 0;
     memset(&first, 0, sizeof first);
-    if (slots) memset(slots, 0, n_slots * sizeof *slots);
-    add(&first);
-    for (size_t i = 0; i < n_states && !bad; i++) {
-        state_t s = states[i];
-        n_successors = 0;
-        successors(&s);
-        if (!bad && n_successors == 0 && !is_final(&s)) bad = "deadlock: nobody can move";
-    }
-    *out_states = n_states;
-    return bad;
+    return mc_search(&first, sizeof first, successors, is_final, out_states);
 }
 
 /* ---- main ---- */
@@ -406,7 +343,6 @@ int main(int argc, char **argv) {
         if (strcmp(argv[1], names[m]) == 0) return check_mistake(m);
     n_bad = check_protocol();
     for (int m = 1; m < N_MISTAKES; m++) n_bad += check_mistake(m);
-    free(states);
-    free(slots);
+    mc_end();
     return n_bad != 0;
 }
