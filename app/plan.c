@@ -15,7 +15,7 @@ typedef struct {
     int help;
     const char *model_path, *ranks, *tokens, *dtype, *combine, *json, *svg;
     int64_t hidden, experts, top_k, layers;
-    double link_gbs, latency_us, efficiency;
+    double link_gbs, latency_us, overhead_us, efficiency;
 } settings_t;
 
 #define AT(field) offsetof(settings_t, field)
@@ -36,8 +36,10 @@ static const epx_option_t options[] = {
      "Bandwidth of a rank's link each way, GB/s. Default 370 (NVLink between two H200, measured)."},
     {"latency-us", NULL, EPX_OPTION_REAL, AT(latency_us), 0, 1e6, NULL, NULL, 1, "X",
      "Least time of one phase, microseconds. Default 3.9 (two H200: kernel, store, flag, wait in a graph)."},
+    {"overhead-us", NULL, EPX_OPTION_REAL, AT(overhead_us), 0, 1e6, NULL, NULL, 1, "X",
+     "What the expected times add to that for each phase. Default 2.4 (launch and routing of this library, as measured there)."},
     {"efficiency", NULL, EPX_OPTION_REAL, AT(efficiency), 0.01, 1, NULL, NULL, 1, "X",
-     "Share of the link that the expected times assume. Default 0.8."},
+     "Share of the link that the expected times assume. Default 0.45, as measured there."},
     {"json", NULL, EPX_OPTION_TEXT, AT(json), 0, -1, NULL, NULL, 1, "FILE",
      "Write one JSON object a line; - for standard output instead of the table."},
     {"svg", NULL, EPX_OPTION_TEXT, AT(svg), 0, -1, NULL, NULL, 1, "FILE", "Draw time against ranks."},
@@ -115,6 +117,7 @@ static void cost_of(const job_t *j, int n_ranks, int n_tokens, epx_cost_t *out) 
                         .exact = strcmp(o->combine, "exact") == 0,
                         .link_gbs = o->link_gbs,
                         .latency_us = o->latency_us,
+                        .overhead_us = o->overhead_us,
                         .efficiency = o->efficiency};
     epx_cost(&in, out);
 }
@@ -134,8 +137,10 @@ static void print_row(const job_t *j, int w, int t) {
 
 static void print_table(const job_t *j) {
     const settings_t *o = j->o;
-    printf("hidden %d, %d experts, top %d; dispatch %s, combine %s bf16; link %g GB/s each way, %g us a phase, efficiency %g\n",
-           (int)o->hidden, (int)o->experts, (int)o->top_k, o->dtype, o->combine, o->link_gbs, o->latency_us, o->efficiency);
+    printf("hidden %d, %d experts, top %d; dispatch %s, combine %s bf16; link %g GB/s each way, %g us a phase; expected: %g us "
+           "more, efficiency %g\n",
+           (int)o->hidden, (int)o->experts, (int)o->top_k, o->dtype, o->combine, o->link_gbs, o->latency_us, o->overhead_us,
+           o->efficiency);
     printf("bytes and memory are of one rank and layer (memory is shared by all layers); times are of %d layer%s\n\n",
            (int)o->layers, o->layers == 1 ? "" : "s");
     printf("%6s %7s %8s %12s %12s %12s %12s %10s %10s %10s %8s\n", "ranks", "tokens", "ranks a", "dispatch", "combine", "buffers",
@@ -234,7 +239,8 @@ int epx_command_plan(int argc, char **argv) {
                     .combine = "prereduced",
                     .link_gbs = 370,
                     .latency_us = 3.9,
-                    .efficiency = 0.8};
+                    .overhead_us = 2.4,
+                    .efficiency = 0.45};
     job_t j = {.o = &o};
     epx_str_t problems = {0};
     int code = 2;

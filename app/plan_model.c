@@ -47,6 +47,7 @@ void epx_cost(const epx_cost_in_t *in, epx_cost_t *out) {
     if (in->n_ranks == 1) return;
     double bytes = out->dispatch_bytes + out->combine_bytes, wait = 2 * in->latency_us;
     out->floor_us = wait + bytes / bytes_per_us;
+    wait += 2 * in->overhead_us;
     out->expected_us = wait + bytes / bytes_per_us / in->efficiency;
     out->gather_us = wait + out->gather_bytes / bytes_per_us / in->efficiency;
 }

@@ -10,6 +10,7 @@ typedef struct {
     int n_experts, top_k, hidden, n_tokens, n_ranks;
     int fp8, exact;              /* dispatch wire fp8 + f32 scale per 128 channels, else bf16; combine exact, else prereduced */
     double link_gbs, latency_us; /* each way and rank; of one phase */
+    double overhead_us;          /* expected beyond that, of one phase */
     double efficiency;           /* share of the link that a real exchange reaches */
 } epx_cost_in_t;
 

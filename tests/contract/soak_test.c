@@ -72,26 +72,58 @@ static int next_prime(int n) {
     }
 }
 
-/* T = 3: the uneven kinds give each rank 0, 1, T - 1 or T tokens independently. */
+/* T = 3, so that 0, 1, T - 1 and T are all there are: the uneven kinds give each rank one of them independently. */
 static int edges(void) {
-    static const int ks[] = {1, 2, 3, 4, 6, 8, 11, 16};
     static const char *const backends[] = {"onesided", "collective"};
     int n_bad = 0, n = 0;
     for (int w = 1; w <= RANKS_MAX; w++) {
         const int es[] = {w, 2 * w + 1, 5 * w, 8 * w, next_prime(4 * w + 2)};
-        for (int i = 0; i < (int)(sizeof ks / sizeof ks[0]); i++) {
-            for (int j = 0; j < 5; j++) {
-                int k = ks[i] < es[j] ? ks[i] : es[j];
-                soak_t s = plain(backends[(i + j) % 2], w, 3, 12, k, es[j]);
-                s.c.seed += (uint64_t)n * 977;
-                s.c.shape.mode = n % 3 ? EPX_COMBINE_EXACT : EPX_COMBINE_PARTIAL;
-                s.c.shape.layout = n % 2 ? EPX_LAYOUT_LISTS : EPX_LAYOUT_EXPERT_MAJOR;
-                n_bad += run(TH_THREADS, &s, 300);
-                n++;
-            }
+        for (int i = 0; i < 16 * 5; i++, n++) {
+            int e = es[i % 5], k = 1 + i / 5;
+            soak_t s = plain(backends[(i / 5 + i) % 2], w, 3, 12, k < e ? k : e, e);
+            s.c.n_steps = 2 * TH_N_KINDS;
+            s.c.seed += (uint64_t)n * 977;
+            s.c.shape.mode = n % 3 ? EPX_COMBINE_EXACT : EPX_COMBINE_PARTIAL;
+            s.c.shape.layout = n % 2 ? EPX_LAYOUT_LISTS : EPX_LAYOUT_EXPERT_MAJOR;
+            n_bad += run(TH_THREADS, &s, 300);
         }
     }
-    printf("edge sets: %d plans of 1 to %d ranks, %d routings each: %s\n", n, RANKS_MAX, TH_N_KINDS, n_bad ? "FAILED" : "ok");
+    printf("edge sets: %d plans of 1 to %d ranks, %d routings each: %s\n", n, RANKS_MAX, 2 * TH_N_KINDS, n_bad ? "FAILED" : "ok");
+    return n_bad;
+}
+
+/* Every combination of 0, 1, T - 1 and T tokens over the ranks, one after the other on one plan: what a rank sends must not
+ * depend on what the others have. */
+static int combination_body(th_rank_t *r) {
+    soak_t *s = r->arg;
+    epx_world_config_t cfg;
+    epx_plan_config_t pc;
+    epx_world_t *w = NULL;
+    epx_group_t *g = NULL;
+    epx_plan_t *p = NULL;
+    th_tally_t tally = {0};
+    th_world_config(r, NULL, &cfg);
+    TH_OK(r, epx_world_create(&cfg, &w));
+    TH_OK(r, epx_group_create(w, NULL, 0, -1, &g));
+    th_plan_config(&s->c, &pc);
+    TH_OK(r, epx_plan_create(g, &pc, &p));
+    int rc = 0;
+    for (uint64_t i = 0; rc == 0 && i < UINT64_C(1) << 2 * r->n_ranks; i++)
+        rc = th_step(r, p, &s->c, r->rank, TH_COUNTS, i, &tally);
+    epx_plan_destroy(p);
+    epx_group_destroy(g);
+    epx_world_destroy(w);
+    return rc;
+}
+
+static int combinations(void) {
+    int n_bad = 0;
+    for (int w = 1; w <= 6; w++) {
+        soak_t s = plain("onesided", w, 5, 12, 3, 2 * w + 1);
+        int bad = th_launch(TH_THREADS, w, combination_body, &s, 600, NULL);
+        printf("every combination of 0, 1, 4, 5 tokens on %d ranks: %d exchanges: %s\n", w, 1 << 2 * w, bad ? "FAILED" : "ok");
+        n_bad += bad != 0;
+    }
     return n_bad;
 }
 
@@ -140,7 +172,7 @@ int main(int argc, char **argv) {
     int n = argc > 3 ? atoi(argv[3]) : 0;
     th_print_seed();
     if (strcmp(what, "alternate") == 0 && n > 0) return alternate(mode, n);
-    if (strcmp(what, "edges") == 0) return edges() != 0;
+    if (strcmp(what, "edges") == 0) return edges() + combinations() != 0;
     if (strcmp(what, "fuzz") == 0 && n > 0) return fuzz(mode, n);
     fprintf(stderr, "usage: contract_soak alternate threads|processes STEPS | edges | fuzz threads|processes SECONDS\n");
     return 2;

@@ -232,9 +232,62 @@ static void a_trace_has_every_call(void **state) {
     assert_int_equal(rmdir(dir), 0);
 }
 
+/* Sum of the durations of one kind of event, in microseconds. */
+static double total_us(const char *text, const char *name) {
+    double sum = 0;
+    for (const char *at = text; (at = strstr(at, name)) != NULL; at++) sum += strtod(strstr(at, "\"dur\":") + 6, NULL);
+    return sum;
+}
+
+enum { LATE_MS = 30 };
+
+/* Rank 1 comes late to every exchange. */
+static int body_late(th_rank_t *r) {
+    bench_t b;
+    if (setup(r, "trace", &b) != 0) return -1;
+    for (int i = 0; i < 3; i++) {
+        TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "barrier");
+        if (r->rank == 1) th_sleep_us(LATE_MS * 1000);
+        TH_OK(r, empty_exchange(b.p));
+    }
+    epx_plan_destroy(b.p);
+    epx_group_destroy(b.g);
+    epx_world_destroy(b.w);
+    return 0;
+}
+
+static void waiting_for_a_late_rank_is_told_apart(void **state) {
+    (void)state;
+    static const char *const calls[] = {"\"dispatch_send\"", "\"dispatch_recv\"", "\"combine_send\"", "\"combine_recv\""};
+    static char text[1 << 16];
+    char dir[] = "/tmp/epx-trace-XXXXXX", path[128];
+    int n_files = 0, n_waited = 0;
+    assert_non_null(mkdtemp(dir));
+    setenv("EPX_TRACE_DIR", dir, 1);
+    assert_int_equal(th_launch(TH_THREADS, W, body_late, NULL, 20, NULL), 0);
+    unsetenv("EPX_TRACE_DIR");
+    for (int i = 0; i < W * 4 * W; i++) {
+        snprintf(path, sizeof path, "%s/epx-trace-%d-%d-%d.json", dir, (int)getpid(), i % W, i / W);
+        FILE *f = fopen(path, "r");
+        if (f == NULL) continue;
+        text[fread(text, 1, sizeof text - 1, f)] = '\0';
+        fclose(f);
+        unlink(path);
+        double all = 0, wait = total_us(text, "\"wait\""), copy = total_us(text, "\"copy\"");
+        for (int c = 0; c < 4; c++) all += total_us(text, calls[c]);
+        assert_true(wait + copy > all - 1 && wait + copy < all + 1); /* rounded to nanoseconds */
+        if (i % W != 1) n_waited += wait > 3 * (LATE_MS - 5) * 1000.0;
+        n_files++;
+    }
+    assert_int_equal(n_files, W);
+    assert_int_equal(n_waited, W - 1);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_every_call), /* first: the numbers of its files start at 0 */
+        cmocka_unit_test(waiting_for_a_late_rank_is_told_apart),
         cmocka_unit_test(a_dropped_flag_is_a_timeout),
         cmocka_unit_test(corrupt_rows_are_named_in_debug_mode),
         cmocka_unit_test(stray_writes_are_named_in_debug_mode),

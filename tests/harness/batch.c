@@ -13,7 +13,7 @@ uint64_t th_mix(uint64_t seed, uint64_t i) { /* splitmix64, Steele et al. 2014 *
 
 const char *th_kind_name(th_kind_t kind) {
     static const char *const names[] = {"random",  "all-empty",  "one-empty", "full",     "some-none", "all-none",
-                                        "repeats", "one-expert", "absent",    "one-rank", "same-k"};
+                                        "repeats", "one-expert", "absent",    "one-rank", "same-k",    "counts"};
     return names[kind];
 }
 
@@ -29,6 +29,10 @@ static float value(uint64_t seed, uint64_t i) {
 static int n_tokens_of(const th_shape_t *s, th_kind_t kind, uint64_t seed, int rank) {
     uint64_t chosen = th_mix(seed, 7) % (uint64_t)s->n_ranks;
     int uneven = (int)(th_mix(seed, 1000 + (uint64_t)rank) % (uint64_t)(s->max_tokens + 1));
+    if (kind == TH_COUNTS) {
+        const int counts[] = {0, 1, s->max_tokens - 1, s->max_tokens};
+        return counts[seed >> 2 * rank & 3];
+    }
     if (kind == TH_ALL_EMPTY) return 0;
     if (kind == TH_FULL || kind == TH_ONE_EXPERT) return s->max_tokens;
     if (kind == TH_ONE_EMPTY) return (uint64_t)rank == chosen ? 0 : s->max_tokens;

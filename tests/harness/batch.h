@@ -17,7 +17,9 @@ typedef enum {
     TH_ABSENT,     /* only every third expert is named */
     TH_ONE_RANK,   /* one rank has tokens, the others none */
     TH_SAME_K,     /* each token names one expert K times */
-    TH_N_KINDS
+    TH_N_KINDS,
+    TH_COUNTS =
+        TH_N_KINDS /* not one of the rounds: bits 2r and 2r + 1 of the seed say whether rank r has 0, 1, T - 1 or T tokens */
 } th_kind_t;
 
 /* 64 well mixed bits of (seed, i). */

@@ -1,12 +1,12 @@
 /* A model checker of the end of a plan and its group (docs/protocol.md sections 3 and 6; epx_plan_destroy(), epx_group_destroy(),
- * look_around()): ranks exchange once, or give an exchange up after dispatch, then destroy, while others lag, leave early or die at
- * any point. Every interleaving of 2 and 3 ranks is visited.
+ * look_around()): ranks exchange once, or give an exchange up after dispatch, then destroy, while others lag, leave early or die
+ * at any point. Every interleaving of 2 and 3 ranks is visited.
  *
  * Usage: leave_check: the protocol as it is must have no bad state, then each planted mistake must have one. Exit 0: both hold.
  *
- * Memory model: as in model_check.c. Stores to a peer's slab land at any later step; a flag (release) lands after the stores before
- * it to that slab. `left` is a release store, too: who sees it sees all earlier stores of that rank. A closed socket is seen after
- * what the rank did before closing it.
+ * Memory model: as in model_check.c. Stores to a peer's slab land at any later step; a flag (release) lands after the stores
+ * before it to that slab. `left` is a release store, too: who sees it sees all earlier stores of that rank. A closed socket is
+ * seen after what the rank did before closing it.
  *
  * Bad states: a rank touches the slab of one that has freed it in order (after a failure slabs are only unmapped by their owner:
  * mappings of others hold the memory); a living rank is taken for dead; a failure without a reason, that is without a death or an
@@ -39,8 +39,8 @@ enum { FLAG_D, FLAG_C, FLAG_LEAVE, N_FLAGS };
 typedef struct {
     uint8_t place, waited, saw_nothing; /* saw_nothing: the flag had not come, and the wait is about to look around */
     uint8_t failed, aborted, dead, left, closed, freed;
-    uint8_t flag[N_FLAGS][MAX_W];         /* in this rank's slab, by source */
-    uint8_t late_data[MAX_W];             /* on the way to this rank's slab, by source */
+    uint8_t flag[N_FLAGS][MAX_W]; /* in this rank's slab, by source */
+    uint8_t late_data[MAX_W];     /* on the way to this rank's slab, by source */
     uint8_t late_flag[N_FLAGS][MAX_W];
 } rank_t;
 
@@ -55,16 +55,16 @@ typedef union {
     uint64_t words[(sizeof(packed_t) + 7) / 8];
 } state_t;
 
-#define MISTAKES(X)                                                                                               \
-    X(NONE, "leaving as it is")                                                                                   \
-    X(NO_LEAVE_WAIT, "destroy frees the slab without waiting for the others")                                     \
-    X(WAIT_ONE_LEAVE, "destroy waits for one other rank only")                                                    \
-    X(LEAVE_BEFORE_READ, "the leave flags are set before the rows of the others were read")                       \
-    X(NO_LEFT_CHECK, "waits do not look whether the awaited rank has left")                                       \
-    X(CLOSE_BEFORE_LEFT, "the sockets are closed before `left` is set")                                           \
-    X(RELAXED_LEFT, "`left` may be seen before the flags that were set before it")                                \
-    X(NO_SECOND_LOOK, "who sees `left` does not look again whether the flag has come meanwhile")                  \
-    X(LEFT_IS_DEAD, "a closed socket is a death, whether its rank has left or not")                               \
+#define MISTAKES(X)                                                                              \
+    X(NONE, "leaving as it is")                                                                  \
+    X(NO_LEAVE_WAIT, "destroy frees the slab without waiting for the others")                    \
+    X(WAIT_ONE_LEAVE, "destroy waits for one other rank only")                                   \
+    X(LEAVE_BEFORE_READ, "the leave flags are set before the rows of the others were read")      \
+    X(NO_LEFT_CHECK, "waits do not look whether the awaited rank has left")                      \
+    X(CLOSE_BEFORE_LEFT, "the sockets are closed before `left` is set")                          \
+    X(RELAXED_LEFT, "`left` may be seen before the flags that were set before it")               \
+    X(NO_SECOND_LOOK, "who sees `left` does not look again whether the flag has come meanwhile") \
+    X(LEFT_IS_DEAD, "a closed socket is a death, whether its rank has left or not")              \
     X(NO_DEATH_CHECK, "the waits of destroy do not look for dead ranks")
 
 #define AS_ENUM(name, text) name,
@@ -75,8 +75,8 @@ static const char *const names[] = {MISTAKES(AS_NAME)};
 static const char *const texts[] = {MISTAKES(AS_TEXT)};
 
 typedef struct {
-    int w, gives_up, early, deaths; /* gives_up: all destroy after READ; early: rank 0 destroys the plan before it has sent anything
-                                       (1), or leaves the group at once (2) */
+    int w, gives_up, early, deaths; /* gives_up: all destroy after READ; early: rank 0 destroys the plan before it has sent
+                                       anything (1), or leaves the group at once (2) */
     mistake_t mistake;
 } config_t;
 
@@ -228,15 +228,24 @@ static void step_rank(const state_t *s, int r) {
     case READ:
         for (int p = 0; p < cfg.w; p++) touch(&t, r, p);
         break;
-    case SAY_LEAVE: put_flags(&t, r, FLAG_LEAVE); break;
-    case FREE: me->freed = 1; break;
+    case SAY_LEAVE:
+        put_flags(&t, r, FLAG_LEAVE);
+        break;
+    case FREE:
+        me->freed = 1;
+        break;
     case SET_LEFT:
         if (has_late(s, r) && !is(RELAXED_LEFT)) return; /* release */
         me->left = 1;
         break;
-    case CLOSE: me->closed = 1; break;
-    case GONE: return;
-    default: step_wait(s, r); return;
+    case CLOSE:
+        me->closed = 1;
+        break;
+    case GONE:
+        return;
+    default:
+        step_wait(s, r);
+        return;
     }
     me->place = (uint8_t)after(me);
     mc_emit(&t);
@@ -277,7 +286,10 @@ static const config_t models[] = {{2, 0, 0, 0, NONE}, {2, 1, 0, 0, NONE}, {2, 0,
 enum { N_MODELS = sizeof models / sizeof models[0] };
 
 static const char *text_of(const config_t *c, char out[96]) {
-    snprintf(out, 96, "%d ranks%s%s%s", c->w, c->gives_up ? ", exchange given up" : "", c->early == 1 ? ", one destroys early" : c->early ? ", one leaves the group early" : "",
+    snprintf(out, 96, "%d ranks%s%s%s", c->w, c->gives_up ? ", exchange given up" : "",
+             c->early == 1 ? ", one destroys early"
+             : c->early    ? ", one leaves the group early"
+                           : "",
              c->deaths ? ", one may die" : "");
     return out;
 }
@@ -299,8 +311,8 @@ int main(void) {
             c.mistake = (mistake_t)m;
             what = search(&c, &n);
         }
-        printf("%s (%s): %s%s%s%s\n", names[m], texts[m], what ? "found with " : "NOT FOUND", what ? text_of(&models[i - 1], text) : "",
-               what ? ": " : "", what ? what : "");
+        printf("%s (%s): %s%s%s%s\n", names[m], texts[m], what ? "found with " : "NOT FOUND",
+               what ? text_of(&models[i - 1], text) : "", what ? ": " : "", what ? what : "");
         n_bad += what == NULL;
     }
     mc_end();

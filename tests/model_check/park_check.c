@@ -1,14 +1,14 @@
-/* A model checker of parking (docs/protocol.md section 3, lib/spi/wait.c): one waiter, two peers that signal, one that aborts. Every
- * interleaving is visited; no wake-up may be lost.
+/* A model checker of parking (docs/protocol.md section 3, lib/spi/wait.c): one waiter, two peers that signal, one that aborts.
+ * Every interleaving is visited; no wake-up may be lost.
  *
  * Usage: park_check: the protocol as it is must have no bad state, then each planted mistake must have one. Exit 0: both hold.
  *
- * Memory model. Sequentially consistent stores are visible at once, in the order of the program. A store that a mistake relaxes waits
- * in the store buffer of its rank and becomes visible at any later step, also after later loads of that rank; a locked instruction
- * (the bell) empties the buffer first. That is x86, and what the C11 orders allow at least.
+ * Memory model. Sequentially consistent stores are visible at once, in the order of the program. A store that a mistake relaxes
+ * waits in the store buffer of its rank and becomes visible at any later step, also after later loads of that rank; a locked
+ * instruction (the bell) empties the buffer first. That is x86, and what the C11 orders allow at least.
  *
- * The waiter sleeps without a limit as long as nobody dies: in the library a slice ends after 20 ms at most, which would hide a lost
- * wake-up as a delay. With a death the slice ends, since nobody may be left to ring.
+ * The waiter sleeps without a limit as long as nobody dies: in the library a slice ends after 20 ms at most, which would hide a
+ * lost wake-up as a delay. With a death the slice ends, since nobody may be left to ring.
  *
  * Bad state: one without a successor in which the waiter is not done. */
 #include <stdint.h>
@@ -44,16 +44,16 @@ typedef struct {
     uint8_t n_deaths, pad;
 } state_t;
 
-#define MISTAKES(X)                                                                                 \
-    X(NONE, "parking as it is")                                                                     \
-    X(CHECK_BEFORE_PARK, "the waiter looks at the word before it announces that it parks")          \
-    X(BELL_AFTER_CHECK, "the waiter loads the bell after it has looked at the word")                \
-    X(RELAXED_PARKED, "the store of parked may become visible after the word was looked at")        \
-    X(RELAXED_FLAG, "the store of the flag may become visible after parked was looked at")          \
-    X(NO_BELL, "the signaller wakes without changing the bell")                                     \
-    X(NO_WAKE, "the signaller changes the bell and does not wake")                                  \
-    X(ABORT_DOES_NOT_RING, "who aborts stores its word and wakes nobody")                           \
-    X(NO_ABORT_CHECK, "the waiter looks at the word only before it sleeps, not at the abort word")  \
+#define MISTAKES(X)                                                                                \
+    X(NONE, "parking as it is")                                                                    \
+    X(CHECK_BEFORE_PARK, "the waiter looks at the word before it announces that it parks")         \
+    X(BELL_AFTER_CHECK, "the waiter loads the bell after it has looked at the word")               \
+    X(RELAXED_PARKED, "the store of parked may become visible after the word was looked at")       \
+    X(RELAXED_FLAG, "the store of the flag may become visible after parked was looked at")         \
+    X(NO_BELL, "the signaller wakes without changing the bell")                                    \
+    X(NO_WAKE, "the signaller changes the bell and does not wake")                                 \
+    X(ABORT_DOES_NOT_RING, "who aborts stores its word and wakes nobody")                          \
+    X(NO_ABORT_CHECK, "the waiter looks at the word only before it sleeps, not at the abort word") \
     X(NO_SLICE, "a sleep has no limit, so a peer that dies between its store and the bell is fatal")
 
 #define AS_ENUM(name, text) name,
@@ -104,8 +104,12 @@ static void set_parked(state_t *s, uint8_t value) {
 
 static int step_waiter(state_t *s) {
     switch ((place_t)s->place) {
-    case LOOK: look(s); return 1;
-    case BELL: s->bell_seen = s->bell; break;
+    case LOOK:
+        look(s);
+        return 1;
+    case BELL:
+        s->bell_seen = s->bell;
+        break;
     case PARK:
         if (s->late_parked) return 0; /* a store does not overtake an earlier one to the same place */
         set_parked(s, 1);
@@ -116,13 +120,16 @@ static int step_waiter(state_t *s) {
             return 1;
         }
         break;
-    case SLEEP: s->place = s->bell == s->bell_seen ? ASLEEP : UNPARK; return 1;
+    case SLEEP:
+        s->place = s->bell == s->bell_seen ? ASLEEP : UNPARK;
+        return 1;
     case UNPARK:
         if (s->late_parked) return 0;
         set_parked(s, 0);
         s->place = LOOK;
         return 1;
-    default: return 0; /* ASLEEP: others wake it */
+    default:
+        return 0; /* ASLEEP: others wake it */
     }
     s->place = (uint8_t)after((place_t)s->place);
     return 1;
@@ -141,7 +148,9 @@ static int step_ringer(state_t *s, int r) {
         s->sent[r]++;
         s->at[r] = aborts && is(ABORT_DOES_NOT_RING) ? QUIET : LOAD_PARKED;
         return 1;
-    case LOAD_PARKED: s->at[r] = s->parked ? RING : QUIET; break;
+    case LOAD_PARKED:
+        s->at[r] = s->parked ? RING : QUIET;
+        break;
     case RING: /* locked: the own store buffer is empty first */
         if (!aborts && s->late_word[r]) return 0;
         if (!is(NO_BELL)) s->bell++;
@@ -151,7 +160,8 @@ static int step_ringer(state_t *s, int r) {
         if (s->place == ASLEEP && !is(NO_WAKE)) s->place = UNPARK;
         s->at[r] = QUIET;
         break;
-    default: return 0;
+    default:
+        return 0;
     }
     if (s->at[r] == QUIET && !aborts && s->sent[r] < N_ROUNDS) s->at[r] = STORE;
     return 1;

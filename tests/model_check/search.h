@@ -1,5 +1,5 @@
-/* Breadth-first search over states that are plain bytes, for the checkers of this folder: the set of visited states, and the queue
- * in the order of discovery. One search at a time. */
+/* Breadth-first search over states that are plain bytes, for the checkers of this folder: the set of visited states, and the
+ * queue in the order of discovery. One search at a time. */
 #ifndef EPX_TESTS_MODEL_CHECK_SEARCH_H
 #define EPX_TESTS_MODEL_CHECK_SEARCH_H
 
