@@ -127,10 +127,29 @@ static int combinations(void) {
     return n_bad;
 }
 
+/* Scales, replicated tokens, copies of experts. */
+static void random_extras(soak_t *s, uint64_t seed) {
+    static const int blocks[] = {128, 32, 1, 77, 512};
+    uint64_t u[6];
+    th_shape_t *c = &s->c.shape;
+    for (int i = 0; i < 6; i++) u[i] = th_mix(seed ^ 0xE87A, (uint64_t)i);
+    c->scale_format = (epx_scale_format_t)(u[0] % 2);
+    if (c->layout != EPX_LAYOUT_LISTS) c->scale_layout = (epx_scale_layout_t)(u[1] % 2);
+    c->scale_block = blocks[u[2] % 5];
+    if (u[3] % 3 == 0) c->n_slots = c->n_experts + (int)(u[4] % 16);
+    for (int r = 2; u[5] % 3 == 0 && r <= c->n_ranks; r++)
+        if (c->n_ranks % r == 0) c->replicate = r;
+}
+
 static soak_t random_case(th_mode_t mode, uint64_t seed) {
-    static const epx_dtype_t d[][4] = {{EPX_F32, EPX_F32, EPX_F32, EPX_F32},      {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
-                                       {EPX_F16, EPX_F16, EPX_F16, EPX_F16},      {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
-                                       {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32}, {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16}};
+    static const epx_dtype_t d[][4] = {{EPX_F32, EPX_F32, EPX_F32, EPX_F32},
+                                       {EPX_BF16, EPX_BF16, EPX_BF16, EPX_BF16},
+                                       {EPX_F16, EPX_F16, EPX_F16, EPX_F16},
+                                       {EPX_BF16, EPX_FP8_E4M3, EPX_F32, EPX_BF16},
+                                       {EPX_F32, EPX_FP8_E4M3, EPX_F32, EPX_F32},
+                                       {EPX_BF16, EPX_BF16, EPX_F32, EPX_BF16},
+                                       {EPX_BF16, EPX_FP8_E4M3, EPX_BF16, EPX_FP8_E4M3},
+                                       {EPX_FP8_E4M3, EPX_FP8_E4M3, EPX_F32, EPX_BF16}};
     static const char *const backends[] = {"onesided", "collective", "ref"};
     uint64_t u[12];
     for (int i = 0; i < 12; i++) u[i] = th_mix(seed, (uint64_t)i);
@@ -149,7 +168,8 @@ static soak_t random_case(th_mode_t mode, uint64_t seed) {
     s.c.opts = (unsigned)(u[9] % 64);
     if (s.c.shape.layout != EPX_LAYOUT_LISTS) s.c.opts &= ~(unsigned)TH_NO_COUNTS;
     s.c.seed = u[10];
-    for (int i = 0; i < e; i++) s.slot_rank[i] = (int)(th_mix(u[11], (uint64_t)i) % (uint64_t)w);
+    random_extras(&s, seed);
+    for (int i = 0; i < th_n_slots(&s.c.shape); i++) s.slot_rank[i] = (int)(th_mix(u[11], (uint64_t)i) % (uint64_t)w);
     return s;
 }
 
