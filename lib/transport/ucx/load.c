@@ -1,6 +1,7 @@
 /* Looks in $EPX_MODULE_DIR if that is set and nowhere else; else beside the object that this code is in, in ../lib and
- * ../<libdir> from there, and where the dynamic loader looks. UCX reads three settings while it is loaded; unless the
- * user has set them, they are set during that time: it must not handle signals, patch memory functions or print. */
+ * ../<libdir> from there, likewise around the program, and where the dynamic loader looks. UCX reads three settings while it is
+ * loaded; unless the user has set them, they are set during that time: it must not handle signals, patch memory functions or
+ * print. */
 #include "transport/ucx/load.h"
 
 #include <dlfcn.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/status.h"
 
@@ -37,18 +39,35 @@ static void *open_in(const char *dir, size_t dir_len, const char *sub) {
     return open_file(path);
 }
 
-static void *open_somewhere(void) {
+/* Around the folder of a file. */
+static void *open_around(const char *file) {
     static const char *const places[] = {"", "/../lib", "/../" EPX_LIBDIR, "/../" EPX_LIBDIR "/epx", "/epx"};
-    const char *dir = secure_getenv("EPX_MODULE_DIR"), *slash;
+    const char *slash = strrchr(file, '/');
+    void *h = NULL;
+    for (size_t i = 0; slash != NULL && h == NULL && i < sizeof places / sizeof places[0]; i++)
+        h = open_in(file, (size_t)(slash - file), places[i]);
+    return h;
+}
+
+/* Of a program that has libepx in it, the dynamic loader knows only the name by which it was called. */
+static void *open_around_program(void) {
+    char path[1024];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n < 0) return NULL;
+    path[n] = '\0';
+    return open_around(path);
+}
+
+static void *open_somewhere(void) {
+    const char *dir = secure_getenv("EPX_MODULE_DIR");
     Dl_info self;
     void *h = NULL;
     if (dir != NULL) {
         snprintf(reason, sizeof reason, "there is no " MODULE_FILE " in EPX_MODULE_DIR");
         return open_in(dir, strlen(dir), "");
     }
-    if (dladdr((const void *)&once, &self) != 0 && (slash = strrchr(self.dli_fname, '/')) != NULL)
-        for (size_t i = 0; h == NULL && i < sizeof places / sizeof places[0]; i++)
-            h = open_in(self.dli_fname, (size_t)(slash - self.dli_fname), places[i]);
+    if (dladdr((const void *)&once, &self) != 0) h = open_around(self.dli_fname);
+    if (h == NULL && reason[0] == '\0') h = open_around_program();
     return h != NULL || reason[0] != '\0' ? h : open_file(MODULE_FILE);
 }
 
