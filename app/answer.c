@@ -128,7 +128,7 @@ static epx_status_t run_with(epx_session_t *s, const epx_request_t *req, inbox_t
     epx_session_set_sink(s, NULL);
     if (st < 0) return st;
     if (in->finish == EPX_FINISH_ERROR) {
-        char why[512];
+        char why[1024];
         return epx_fail(epx_session_failed(s, why, sizeof why) ? EPX_ERR_PEER : EPX_ERR_ARG, "%s", in->error);
     }
     *out_answer = (epx_answer_t){.n_prompt = req->n_prompt, .n_generated = in->n_tokens, .finish = in->finish};

@@ -17,6 +17,8 @@ int epx_command_plan(int argc, char **argv);
 /* Serve HTTP on a started session until a signal or the loss of the ranks. search: if the port is taken use the next free one.
  * The ranks are stopped afterwards. Returns the exit code. */
 int epx_serve_session(epx_session_t *s, int search);
+/* `epx serve` of node 1 and above: ranks without HTTP. Returns the exit code. */
+int epx_serve_node(const epx_settings_t *o);
 /* Print this thread's error message after "epx: " and return exit code 1. */
 int epx_print_error(void);
 

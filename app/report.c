@@ -25,11 +25,21 @@ void epx_report_ranks(const epx_session_t *s, FILE *out) {
             s->settings->a2a_combine, i->isa);
 }
 
+static void report_nodes(const epx_session_t *s, FILE *out) {
+    int n = s->status.n_nodes, each = s->status.n_ranks / n;
+    if (n == 1) return;
+    fprintf(out, "nodes      %d:", n);
+    for (int i = 0; i < n; i++)
+        fprintf(out, "%s ranks %d to %d on %s", i ? "," : "", i * each, (i + 1) * each - 1, s->status.hosts[i]);
+    fprintf(out, "; traffic between them is not encrypted\n");
+}
+
 void epx_report_start(const epx_session_t *s, FILE *out) {
     const epx_rank_info_t *i = &s->status.info;
     const epx_settings_t *o = s->settings;
     const epx_moe_preset_t *p = epx_moe_preset(o->moe_a2a_backend);
     int n = i->n_ranks;
+    report_nodes(s, out);
     if (s->status.n_replicas > 1) fprintf(out, "replicas   %d, each as follows\n", s->status.n_replicas);
     fprintf(out, "layout     world %d, attention-TP %d, DP groups %d, expert groups %d; %d experts, %d to %d a rank, top %d\n", n,
             i->attn_tp, epx_settings_n_dp(o), n / i->ep, i->n_experts, i->n_experts / i->ep, (i->n_experts + i->ep - 1) / i->ep,

@@ -95,7 +95,7 @@ static void drain(epx_http_t *h, int ms) {
 
 /* Returns the exit code. */
 static int wait_for_end(epx_session_t *s, epx_http_t *h) {
-    char why[512];
+    char why[1024];
     int drain_s = (int)s->settings->shutdown_timeout;
     while (poll(&(struct pollfd){stop_fd, POLLIN, 0}, 1, -1) < 0 && errno == EINTR) {
     }
@@ -166,6 +166,7 @@ int epx_serve_session(epx_session_t *s, int search) {
 int epx_command_serve(const epx_settings_t *o) {
     epx_session_t s;
     int code;
+    if (o->node_rank > 0) return epx_serve_node(o);
     epx_session_init(&s, o);
     if (epx_session_load_text(&s) < 0 || epx_session_start(&s) < 0) code = epx_print_error();
     else {

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/node_facts.h"
+
 static void pass_event(void *ctx, const epx_event_t *ev) {
     epx_session_t *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -47,7 +49,7 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     r.model_path = o->model_path;
     r.tp = (int)o->tp;
     r.dp = epx_settings_n_dp(o);
-    r.n_local = r.tp * epx_settings_n_replicas(o);
+    r.n_local = r.tp * epx_settings_n_replicas(o) / (int)o->nnodes;
     r.ep = (int)(o->ep ? o->ep : o->tp);
     r.moe_a2a_backend = o->moe_a2a_backend;
     r.deepep_mode = o->deepep_mode;
@@ -80,17 +82,42 @@ static epx_balance_t balance_of(const char *name) {
     return strcmp(name, "total_tokens") == 0 ? EPX_BALANCE_TOKENS : EPX_BALANCE_REQUESTS;
 }
 
-epx_status_t epx_session_start(epx_session_t *s) {
+epx_status_t epx_session_nodes(const epx_settings_t *o, epx_str_t *facts, epx_nodes_config_t *out) {
+    *out = (epx_nodes_config_t){.n_nodes = (int)o->nnodes,
+                                .node = (int)o->node_rank,
+                                .address = o->dist_init_addr,
+                                .join_timeout_ns = (uint64_t)o->dist_timeout * 1000000000u};
+    if (o->nnodes == 1) return EPX_OK;
+    EPX_TRY(epx_node_facts(o, facts));
+    out->facts = facts->data;
+    return EPX_OK;
+}
+
+static void announce_wait(const epx_settings_t *o) {
+    if (o->nnodes == 1) return;
+    fprintf(stderr, "epx: node %d of %d: waiting at most %d s for the others at %s\n", (int)o->node_rank, (int)o->nnodes,
+            (int)o->dist_timeout, o->dist_init_addr);
+}
+
+static epx_status_t start(epx_session_t *s, epx_str_t *facts) {
     epx_cluster_config_t cfg = {
         .size = sizeof cfg, .show_progress = isatty(2), .on_event = pass_event, .on_failure = pass_failure, .ctx = s};
+    EPX_TRY(epx_session_nodes(s->settings, facts, &cfg.nodes));
     cfg.rank = epx_session_rank_config(s->settings);
     cfg.limit_queue = s->settings->max_queued_requests >= 0;
     cfg.max_queued = (int)s->settings->max_queued_requests;
     cfg.n_replicas = epx_settings_n_replicas(s->settings);
     cfg.balance = balance_of(s->settings->load_balance_method);
-    EPX_TRY(epx_cluster_create(&cfg, &s->cluster));
-    epx_cluster_status(s->cluster, &s->status);
-    return EPX_OK;
+    announce_wait(s->settings);
+    return epx_cluster_create(&cfg, &s->cluster);
+}
+
+epx_status_t epx_session_start(epx_session_t *s) {
+    epx_str_t facts = {0};
+    epx_status_t st = start(s, &facts);
+    epx_str_fini(&facts);
+    if (st >= 0) epx_cluster_status(s->cluster, &s->status);
+    return st;
 }
 
 void epx_session_set_sink(epx_session_t *s, const epx_sink_t *sink) {

@@ -28,13 +28,16 @@ typedef struct {
     epx_cluster_status_t status; /* as of the start */
     pthread_mutex_t lock;        /* of the sink */
     epx_sink_t sink;
-    char failure[512]; /* "" until the ranks are lost; guarded by lock */
+    char failure[1024]; /* "" until the ranks are lost; guarded by lock */
 } epx_session_t;
 
 /* *settings is borrowed until close. Always pair with close. */
 void epx_session_init(epx_session_t *s, const epx_settings_t *settings);
 /* What the ranks are started with; strings are borrowed from the settings. */
 epx_rank_config_t epx_session_rank_config(const epx_settings_t *o);
+/* Hosts; *facts is owned by the caller and must outlive the use of the result. EPX_ERR_NOT_FOUND, EPX_ERR_IO: the model directory
+ * cannot be read. */
+epx_status_t epx_session_nodes(const epx_settings_t *o, epx_str_t *facts, epx_nodes_config_t *out);
 /* Read tokenizer, chat template and generation_config.json of the model directory. */
 epx_status_t epx_session_load_text(epx_session_t *s);
 /* Start the ranks; blocks until they are ready. */

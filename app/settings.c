@@ -30,6 +30,16 @@ static const epx_option_t options[] = {
     {"ep-size", "ep", EPX_OPTION_INT, AT(ep), 1, 64, NULL, NULL, ALL, "N",
      "Ranks that hold all experts together: --tp-size / N groups of N neighbours, tokens stay in their group. Default: "
      "--tp-size."},
+    {"nnodes", NULL, EPX_OPTION_INT, AT(nnodes), 1, 64, NULL, NULL, SERVE, "N",
+     "Hosts that the ranks are divided among, the same number on each. Start `epx serve` on every one with the same flags but "
+     "--node-rank; node 0 answers HTTP. Default 1."},
+    {"node-rank", NULL, EPX_OPTION_INT, AT(node_rank), 0, 63, NULL, NULL, SERVE, "R",
+     "Which of the hosts this is, from 0. Default 0."},
+    {"dist-init-addr", NULL, EPX_OPTION_TEXT, AT(dist_init_addr), 0, -1, NULL, NULL, SERVE, "HOST:PORT",
+     "An address of node 0, where it waits for the others. All nodes need the same secret in EPX_JOIN_TOKEN; nothing is "
+     "encrypted."},
+    {"dist-timeout", NULL, EPX_OPTION_INT, AT(dist_timeout), 1, 86400, NULL, NULL, SERVE, "S",
+     "How long the hosts wait for each other at the start. Default 300."},
     {"moe-a2a-backend", NULL, EPX_OPTION_CHOICE, AT(moe_a2a_backend), 0, -1, "auto|none|pplx|deepep",
      "mooncake|nixl|mori|ascend_fuseep|flashinfer|megamoe", ALL, NULL,
      "How tokens travel to their experts. pplx, deepep: each token goes to the ranks that own its experts and the weighted sum "
@@ -166,6 +176,8 @@ const epx_option_table_t epx_settings_table = {options, sizeof options / sizeof 
 void epx_settings_init(epx_settings_t *s) {
     *s = (epx_settings_t){.tp = 1,
                           .dp = 1,
+                          .nnodes = 1,
+                          .dist_timeout = 300,
                           .moe_a2a_backend = "auto",
                           .a2a_combine = "exact",
                           .load_format = "auto",

@@ -16,7 +16,10 @@ typedef struct {
     int help;
     const char *model_path;
     int64_t tp, dp;
-    int64_t ep; /* 0: as tp */
+    int64_t nnodes, node_rank;  /* hosts, and which of them this is */
+    const char *dist_init_addr; /* NULL: one host */
+    int64_t dist_timeout;       /* s */
+    int64_t ep;                 /* 0: as tp */
     int enable_dp_attention;
     const char *moe_a2a_backend, *a2a_combine, *load_format;
     const char *host;

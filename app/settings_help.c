@@ -15,7 +15,9 @@ static const page_t pages[EPX_CMD_COUNT] = {
                        "program ends with exit code 1.",
                        "    epx serve --model-path models/tinymoe-math\n"
                        "    epx serve --model-path models/tinymoe-math --tp 2 --dp 2 \\\n"
-                       "        --enable-dp-attention --moe-a2a-backend pplx\n"},
+                       "        --enable-dp-attention --moe-a2a-backend pplx\n"
+                       "    EPX_JOIN_TOKEN=secret epx serve --model-path DIR --tp 2 --nnodes 2 \\\n"
+                       "        --dist-init-addr 10.0.0.1:5000 --node-rank 0\n"},
     [EPX_CMD_GENERATE] = {"epx generate", "answer one prompt on standard output",
                           "epx generate --model-path DIR (--prompt TEXT | --chat TEXT) [OPTION]...",
                           "Writes only the generated text to standard output, as it comes and at borders of UTF-8 characters. "

@@ -16,7 +16,7 @@ static epx_status_t append_text(epx_str_t *out, const char *text) {
     return epx_str_append_z(out, "\"");
 }
 
-static epx_status_t append_value(epx_str_t *out, const epx_option_t *o, const void *settings) {
+epx_status_t epx_options_value(const epx_option_t *o, const void *settings, epx_str_t *out) {
     const char *at = (const char *)settings + o->offset, *text;
     int64_t number;
     double real;
@@ -49,7 +49,7 @@ epx_status_t epx_options_json(const epx_option_table_t *t, int command_idx, cons
         EPX_TRY(epx_str_append_z(out, n++ ? ",\"" : "\""));
         for (const char *c = o->name; *c; c++) EPX_TRY(epx_str_append(out, *c == '-' ? "_" : c, 1));
         EPX_TRY(epx_str_append_z(out, "\":"));
-        EPX_TRY(append_value(out, o, settings));
+        EPX_TRY(epx_options_value(o, settings, out));
     }
     return epx_str_append_z(out, "}");
 }

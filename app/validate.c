@@ -46,6 +46,19 @@ static epx_status_t check_replicas(const epx_settings_t *s, epx_str_t *out) {
         (int)s->dp, (int)s->dp, (int)s->tp, (int)(s->dp * s->tp), MOST_RANKS / (int)s->tp);
 }
 
+static epx_status_t check_nodes(const epx_settings_t *s, epx_str_t *out) {
+    int n_ranks = (int)s->tp * epx_settings_n_replicas(s);
+    if (s->node_rank >= s->nnodes)
+        EPX_TRY(epx_str_printf(out, "--node-rank %d: legal values with --nnodes %d: 0 to %d\n", (int)s->node_rank, (int)s->nnodes,
+                               (int)s->nnodes - 1));
+    if (s->nnodes > 1 && !s->dist_init_addr)
+        EPX_TRY(epx_str_printf(out, "--nnodes %d needs --dist-init-addr HOST:PORT, an address of node 0\n", (int)s->nnodes));
+    if (n_ranks % s->nnodes == 0) return EPX_OK;
+    EPX_TRY(
+        epx_str_printf(out, "--nnodes %d: %d ranks do not divide among so many hosts; legal values: ", (int)s->nnodes, n_ranks));
+    return append_divisors(out, n_ranks);
+}
+
 /* Values of --ep-size that divide --tp-size and go with the ranks that share attention. */
 static epx_status_t append_ep_sizes(epx_str_t *out, int tp, int attn) {
     int k = 0;
@@ -188,6 +201,7 @@ static epx_status_t check_eval(const epx_settings_t *s, epx_str_t *out) {
 epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t command, epx_str_t *problems) {
     EPX_TRY(check_tp_dp(s, problems));
     EPX_TRY(check_replicas(s, problems));
+    EPX_TRY(check_nodes(s, problems));
     int64_t context = read_context(s);
     EPX_TRY(check_ep(s, problems));
     EPX_TRY(check_mode(s, problems));
@@ -215,6 +229,7 @@ epx_status_t epx_settings_notes(const epx_settings_t *s, epx_str_t *out) {
     if (s->enable_two_batch_overlap && s->tp == 1)
         EPX_TRY(
             epx_str_append_z(out, "--enable-two-batch-overlap: one rank has nobody to wait for; steps still run in halves\n"));
+    if (s->nnodes == 1 && s->dist_init_addr) EPX_TRY(epx_str_append_z(out, "--dist-init-addr: no effect with --nnodes 1\n"));
     if (s->enable_dp_attention && s->dp == 1)
         EPX_TRY(epx_str_append_z(out, "--enable-dp-attention: no effect with --dp-size 1\n"));
     return epx_options_notes(&epx_settings_table, s, out);

@@ -122,14 +122,16 @@ static epx_status_t admit(lobby_t *l, int i) {
     memcpy(nonces[1], j->nonce, NONCE_BYTES);
     prove("join", nonces, j->member, j->n, 0, mac);
     if (j->magic != MAGIC || !epx_equal_constant_time(mac, j->mac, sizeof mac)) {
-        send_verdict(l, st->fd, -1, NULL, epx_fail(EPX_ERR_MISMATCH, "another join token (EPX_JOIN_TOKEN) than that of %s 0", p->member));
+        send_verdict(l, st->fd, -1, NULL,
+                     epx_fail(EPX_ERR_MISMATCH, "another join token (EPX_JOIN_TOKEN) than that of %s 0", p->member));
         l->n_refused++;
         drop_stranger(l, i);
         return EPX_OK;
     }
     epx_status_t s = EPX_OK;
     if (j->n != p->n)
-        s = epx_fail(EPX_ERR_MISMATCH, "n_%ss is %d on %s %d and %d on %s 0", p->member, j->n, p->member, j->member, p->n, p->member);
+        s = epx_fail(EPX_ERR_MISMATCH, "n_%ss is %d on %s %d and %d on %s 0", p->member, j->n, p->member, j->member, p->n,
+                     p->member);
     else if (j->member < 1 || j->member >= p->n)
         s = epx_fail(EPX_ERR_MISMATCH, "%s %d asked to join; legal: 1 to %d", p->member, j->member, p->n - 1);
     else if (l->fds[j->member] >= 0)
@@ -184,10 +186,10 @@ static epx_status_t missing(const lobby_t *l) {
     epx_str_t s = {0};
     for (int i = 1; i < p->n && s.n_bytes < 120; i++)
         if (l->fds[i] < 0) (void)epx_str_printf(&s, "%s%d", s.n_bytes ? ", " : "", i);
-    epx_status_t st = epx_fail(
-        EPX_ERR_TIMEOUT, "%s 0 waited %.3f s at %s; missing of %d %ss: %s%s; %d connections refused for another join token",
-        p->member, (double)p->timeout_ns * 1e-9, p->address.text, p->n, p->member, epx_str_z(&s), s.n_bytes >= 120 ? ", ..." : "",
-        l->n_refused);
+    epx_status_t st = epx_fail(EPX_ERR_TIMEOUT,
+                               "%s 0 waited %.3f s at %s; missing of %d %ss: %s%s; %d connections refused for another join token",
+                               p->member, (double)p->timeout_ns * 1e-9, p->address.text, p->n, p->member, epx_str_z(&s),
+                               s.n_bytes >= 120 ? ", ..." : "", l->n_refused);
     epx_str_fini(&s);
     return st;
 }
@@ -285,8 +287,8 @@ static epx_status_t take_verdict(const epx_tcp_party_t *p, const epx_tcp_join_t 
                                 p->address.text, p->member, p->member);
     if (f.magic != MAGIC) return epx_fail(EPX_ERR_FORMAT, "malformed answer from %s", p->address.text);
     if (f.status < 0)
-        return epx_fail((epx_status_t)f.status, "%s 0 at %s refused %s %d: %.*s", p->member, p->address.text, p->member, j->member,
-                        MESSAGE_BYTES - 1, f.message);
+        return epx_fail((epx_status_t)f.status, "%s 0 at %s refused %s %d: %.*s", p->member, p->address.text, p->member,
+                        j->member, MESSAGE_BYTES - 1, f.message);
     prove("verdict", (const uint8_t(*)[NONCE_BYTES])j->nonces, j->member, p->n, f.status, mac);
     if (!epx_equal_constant_time(mac, f.mac, sizeof mac))
         return epx_fail(EPX_ERR_MISMATCH, "who answers at %s does not know the join token", p->address.text);

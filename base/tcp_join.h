@@ -28,8 +28,8 @@ epx_status_t epx_tcp_check_token(const epx_tcp_address_t *a);
  * EPX_ERR_MISMATCH (n differs, a member joined twice), EPX_ERR_TIMEOUT naming the missing members; then no descriptor is open. */
 epx_status_t epx_tcp_gather(const epx_tcp_party_t *p, int *out_fds);
 /* The others, in two halves, so that one process may join as several members: begin all, then end all. end waits until everybody
- * is there; it closes the descriptor on an error. Returns EPX_ERR_TIMEOUT, EPX_ERR_FORMAT (not a member 0 of this program), and what
- * member 0 refused it for. */
+ * is there; it closes the descriptor on an error. Returns EPX_ERR_TIMEOUT, EPX_ERR_FORMAT (not a member 0 of this program), and
+ * what member 0 refused it for. */
 epx_status_t epx_tcp_join_begin(const epx_tcp_party_t *p, int member, epx_tcp_join_t *out_join);
 epx_status_t epx_tcp_join_end(const epx_tcp_party_t *p, epx_tcp_join_t *join, int *out_fd);
 

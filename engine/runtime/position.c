@@ -27,6 +27,8 @@ static double usage(const epx_rank_t *r, const epx_sched_stats_t *s) {
     return (double)s->n_used_pages / (double)epx_kv_pool_n_pages(r->pool);
 }
 
+static int dp_rank(const epx_rank_t *r) { return r->cfg.first_dp_rank + r->cfg.rank / r->attn_size; }
+
 static void log_decode(epx_rank_t *r, const epx_sched_batch_t *b, const epx_sched_stats_t *s) {
     uint64_t now;
     r->n_decode_log_tokens += (uint64_t)b->n_decode_rows;
@@ -35,7 +37,7 @@ static void log_decode(epx_rank_t *r, const epx_sched_batch_t *b, const epx_sche
     epx_log(EPX_LOG_INFO,
             "[DP%d TP%d] Decode batch. #running-req: %d, #token: %d, token usage: %.2f, cuda graph: False, gen throughput "
             "(token/s): %.2f, #queue-req: %d",
-            r->cfg.rank, r->cfg.rank, s->n_running, s->n_used_pages * r->cfg.page_size, usage(r, s),
+            dp_rank(r), r->cfg.rank, s->n_running, s->n_used_pages * r->cfg.page_size, usage(r, s),
             r->decode_log_ns ? (double)r->n_decode_log_tokens * 1e9 / (double)(now - r->decode_log_ns + 1) : 0.0, s->n_waiting);
     r->decode_log_ns = now;
     r->n_decode_steps = 0;
@@ -44,16 +46,16 @@ static void log_decode(epx_rank_t *r, const epx_sched_batch_t *b, const epx_sche
 
 void epx_rank_log_batch(epx_rank_t *r, const epx_sched_batch_t *b) {
     epx_sched_stats_t s;
+    if (r->attn_rank) return; /* the others of an attention group would say the same */
     epx_sched_stats(r->sched, &s);
     if (b->n_retracted)
         epx_log(EPX_LOG_INFO, "[DP%d TP%d] KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: %.4f",
-                r->cfg.rank, r->cfg.rank, b->n_retracted, s.new_token_ratio);
+                dp_rank(r), r->cfg.rank, b->n_retracted, s.new_token_ratio);
     if (b->n_prefill_rows)
         epx_log(
             EPX_LOG_INFO,
             "[DP%d TP%d] Prefill batch. #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
             "#queue-req: %d",
-            r->cfg.rank, r->cfg.rank, b->n_new, b->n_prefill_rows, b->n_cached, usage(r, &s), s.n_running - b->n_new,
-            s.n_waiting);
+            dp_rank(r), r->cfg.rank, b->n_new, b->n_prefill_rows, b->n_cached, usage(r, &s), s.n_running - b->n_new, s.n_waiting);
     if (b->n_decode_rows) log_decode(r, b, &s);
 }

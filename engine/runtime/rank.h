@@ -23,6 +23,7 @@ typedef struct {
     int dp, ep;                  /* attention-DP groups: tp / dp consecutive ranks each, which run the same requests and share the
                                     heads of attention; expert-parallel ranks: tp / ep groups of
                                     consecutive ranks, each with all experts; one of ep and tp / dp divides the other */
+    int first_dp_rank;           /* number of this world's first DP rank in log lines; 0 */
     int n_local;                 /* ranks of this host, of all replicas, which share its cores and memory; 0: tp */
     const char *moe_a2a_backend; /* "auto", "none", "pplx", "deepep" */
     const char *deepep_mode;     /* "auto", "low_latency", "normal": of pplx and deepep, see engine/runtime/presets.h */

@@ -43,6 +43,24 @@ const char *epx_cluster_rank_name(const epx_cluster_t *c, int rank, char out[EPX
     return out;
 }
 
+const char *epx_cluster_process_name(const epx_cluster_t *c, int rank, char out[EPX_RANK_NAME_BYTES]) {
+    char name[EPX_RANK_NAME_BYTES];
+    const char *host = c->nodes[rank / c->node_size].host;
+    epx_cluster_rank_name(c, rank, name);
+    snprintf(out, EPX_RANK_NAME_BYTES, "%.60s (process %d%s%s)", name, c->ranks[rank].pid, c->n_nodes > 1 ? " on " : "",
+             c->n_nodes > 1 ? host : "");
+    return out;
+}
+
+static epx_status_t check_nodes(const epx_cluster_config_t *cfg) {
+    int n = cfg->nodes.n_nodes, n_ranks = cfg->rank.tp * (cfg->n_replicas ? cfg->n_replicas : 1);
+    if (n < 0 || (n > 1 && n_ranks % n))
+        return epx_fail(EPX_ERR_ARG, "n_nodes = %d; the divisors of %d ranks are possible", n, n_ranks);
+    if (n > 1 && (!cfg->nodes.address || cfg->nodes.node != 0))
+        return epx_fail(EPX_ERR_ARG, "several nodes need an address, and the front is node 0, not %d", cfg->nodes.node);
+    return EPX_OK;
+}
+
 static epx_status_t check_config(const epx_cluster_config_t *cfg) {
     if (cfg->size != sizeof *cfg)
         return epx_fail(EPX_ERR_ARG, "epx_cluster_config_t.size is %u; this build has %zu", cfg->size, sizeof *cfg);
@@ -53,6 +71,7 @@ static epx_status_t check_config(const epx_cluster_config_t *cfg) {
     if (cfg->n_replicas < 0 || cfg->n_replicas > EPX_CLUSTER_MAX_RANKS / cfg->rank.tp)
         return epx_fail(EPX_ERR_ARG, "n_replicas = %d; with tp = %d 0 to %d are possible", cfg->n_replicas, cfg->rank.tp,
                         (int)EPX_CLUSTER_MAX_RANKS / cfg->rank.tp);
+    EPX_TRY(check_nodes(cfg));
     if (cfg->on_event == NULL) return epx_fail(EPX_ERR_ARG, "on_event is NULL");
     return EPX_OK;
 }
@@ -66,6 +85,10 @@ static epx_status_t make(const epx_cluster_config_t *cfg, epx_cluster_t **out_c)
     c->replica_size = cfg->rank.tp;
     c->n_ranks = c->n_replicas * c->replica_size;
     c->group_size = cfg->rank.tp / cfg->rank.dp;
+    c->n_nodes = cfg->nodes.n_nodes > 1 ? cfg->nodes.n_nodes : 1;
+    c->node_size = c->n_ranks / c->n_nodes;
+    for (int i = 0; i < c->n_nodes; i++) c->nodes[i].link.fd = -1;
+    gethostname(c->nodes[0].host, sizeof c->nodes[0].host - 1);
     c->next_id = 1;
     for (int r = 0; r < c->n_ranks; r++) {
         c->ranks[r].link.fd = -1;
@@ -90,6 +113,10 @@ static void discard(epx_cluster_t *c) {
         epx_pipe_fini(&c->ranks[r].link);
         epx_str_fini(&c->ranks[r].boot_blob);
         free(c->ranks[r].expert_rows);
+    }
+    for (int i = 0; i < c->n_nodes; i++) {
+        epx_pipe_fini(&c->nodes[i].link);
+        free(c->nodes[i].model_path);
     }
     epx_live_fini(&c->live);
     close(c->wake_fd);
@@ -211,6 +238,8 @@ void epx_cluster_status(epx_cluster_t *c, epx_cluster_status_t *out) {
         out->pids[r] = c->ranks[r].pid;
         out->mapped_bytes[r] = c->ranks[r].info.mapped_bytes;
     }
+    out->n_nodes = c->n_nodes;
+    for (int i = 0; i < c->n_nodes; i++) memcpy(out->hosts[i], c->nodes[i].host, sizeof out->hosts[i]);
     out->failed = c->state == EPX_CLUSTER_FAILED;
     snprintf(out->failure, sizeof out->failure, "%s", c->failure);
     pthread_mutex_unlock(&c->lock);

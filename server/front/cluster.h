@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "engine/runtime/rank.h"
+#include "server/front/nodes.h"
 
 typedef struct epx_cluster epx_cluster_t;
 
@@ -19,9 +20,10 @@ typedef enum {
 
 typedef struct {
     uint32_t size;
-    epx_rank_config_t rank; /* the same for every rank; rank.rank and the callbacks are ignored */
-    int n_replicas;         /* whole models of rank.tp ranks each, which know nothing of each other; 0: 1 */
-    const char *program;    /* executable to spawn; NULL: /proc/self/exe */
+    epx_rank_config_t rank;   /* the same for every rank; rank.rank and the callbacks are ignored */
+    int n_replicas;           /* whole models of rank.tp ranks each, which know nothing of each other; 0: 1 */
+    epx_nodes_config_t nodes; /* hosts; their number divides that of all ranks; node is 0 */
+    const char *program;      /* executable to spawn; NULL: /proc/self/exe */
     epx_balance_t balance;
     int limit_queue; /* 1: a rank has at most max_running + max_queued requests; more are EPX_ERR_CAPACITY */
     int max_queued;
@@ -40,12 +42,15 @@ typedef struct {
     int n_dp, ranks_per_dp;  /* DP ranks; each is that many consecutive ranks, of which the first speaks for all */
     int pids[64];
     uint64_t mapped_bytes[64]; /* per rank */
-    int failed;                /* 1 after a rank died */
-    char failure[512];
+    int n_nodes;
+    char hosts[64][64]; /* names of the nodes; their ranks are n_ranks / n_nodes consecutive ones */
+    int failed;         /* 1 after a rank died */
+    char failure[1024];
 } epx_cluster_status_t;
 
-/* Spawn all ranks, wait until every one is ready. *cfg and its strings are borrowed during the call, ctx until destroy.
- * On failure every rank is gone, the message names the rank and its error, and on_failure was not called. */
+/* Spawn all ranks, on other nodes with the help of epx_node_run(), wait until every one is ready. *cfg and its strings are
+ * borrowed during the call, ctx until destroy. On failure every rank is gone, the message names the rank and its error, and
+ * on_failure was not called. */
 epx_status_t epx_cluster_create(const epx_cluster_config_t *cfg, epx_cluster_t **out_c);
 /* Route to DP rank dp_rank, counted over all replicas, or by cfg.balance when dp_rank is -1. EPX_ERR_CAPACITY: that rank's queue
  * is full. req->id is ignored; *out_id receives a fresh id, used in events. Events may arrive before this returns. Never blocks

@@ -10,7 +10,8 @@
 #include "server/front/live.h"
 #include "server/front/spawn.h"
 
-enum { EPX_CLUSTER_MAX_RANKS = 64, EPX_FAILURE_BYTES = 512 };
+enum { EPX_CLUSTER_MAX_RANKS = 64, EPX_FAILURE_BYTES = 1024, EPX_HOST_BYTES = 64 };
+#define EPX_DEFAULT_WAIT_NS 10000000000u /* of epx_rank_config_t.timeout_ns */
 
 typedef enum { EPX_CLUSTER_STARTING, EPX_CLUSTER_SERVING, EPX_CLUSTER_STOPPING, EPX_CLUSTER_FAILED } epx_cluster_state_t;
 
@@ -44,6 +45,16 @@ typedef struct {
     char suspicion[EPX_FAILURE_BYTES];
 } epx_replica_t;
 
+/* Another host. Reader thread; hosts do not change after the start. */
+typedef struct {
+    epx_pipe_t link;
+    char host[EPX_HOST_BYTES];
+    char *model_path; /* owned */
+    uint64_t heard_ns;
+    uint64_t stopped; /* bit i: its i-th rank is stopped by a signal */
+    int lost;
+} epx_front_node_t;
+
 struct epx_cluster {
     epx_cluster_config_t cfg; /* strings and .rank are valid until the ranks are ready */
     int n_ranks;
@@ -51,6 +62,9 @@ struct epx_cluster {
     epx_replica_t replicas[EPX_CLUSTER_MAX_RANKS];
     int group_size; /* ranks of an attention group; the first one speaks for it */
     epx_front_rank_t ranks[EPX_CLUSTER_MAX_RANKS];
+    int n_nodes, node_size;                        /* ranks of a node */
+    epx_front_node_t nodes[EPX_CLUSTER_MAX_RANKS]; /* [0] is this host: only its name */
+    uint64_t beat_at;                              /* 0: there are no other nodes */
     pthread_t reader;
     pthread_mutex_t lock;
     pthread_cond_t changed;      /* state, n_stats_got */
@@ -73,8 +87,10 @@ void epx_cluster_send_all(epx_cluster_t *c, uint32_t kind, const void *payload, 
 /* To n ranks from `first` on. lock held. */
 void epx_cluster_send_some(epx_cluster_t *c, int first, int n, uint32_t kind, const void *payload, size_t n_bytes);
 /* How people call a rank: "rank 1", or "replica 2 rank 1" where there are several. Returns out. */
-enum { EPX_RANK_NAME_BYTES = 64 };
+enum { EPX_RANK_NAME_BYTES = 160 };
 const char *epx_cluster_rank_name(const epx_cluster_t *c, int rank, char out[EPX_RANK_NAME_BYTES]);
+/* The same and its process: "rank 1 (process 77)", or "rank 1 (process 77 on nodeb)" where there are several hosts. */
+const char *epx_cluster_process_name(const epx_cluster_t *c, int rank, char out[EPX_RANK_NAME_BYTES]);
 
 /* ---- reader.c ---- */
 void *epx_cluster_reader_main(void *cluster);
@@ -90,8 +106,10 @@ void epx_cluster_fail(epx_cluster_t *c, int rank, epx_status_t status, const cha
 /* A loss that is probably another rank's fault (a closed socket, a peer not answering): becomes the reason only if nothing
  * better is known a moment later. */
 void epx_cluster_suspect(epx_cluster_t *c, int rank, epx_status_t status, const char *text);
-/* A process has ended: reaped here. */
+/* A process of this host has ended: reaped here. */
 void epx_cluster_process_ended(epx_cluster_t *c, int rank);
+/* A rank has ended in the way that `how` says. */
+void epx_cluster_rank_ended(epx_cluster_t *c, int rank, const char *how);
 /* Act on deadlines that have passed. */
 void epx_cluster_check_deadlines(epx_cluster_t *c);
 /* Call after every round. While something is expected of the ranks, a process that a signal has stopped for longer than a wait
@@ -99,6 +117,24 @@ void epx_cluster_check_deadlines(epx_cluster_t *c);
 void epx_cluster_watch_stopped(epx_cluster_t *c);
 /* End every live request of a replica, or of all with -1, with an error. */
 void epx_cluster_end_live(epx_cluster_t *c, int replica, const char *why);
+
+/* ---- nodes.c: reader thread ---- */
+static inline int epx_cluster_is_remote(const epx_cluster_t *c, int rank) { return rank >= c->node_size; }
+/* Wait for the other nodes, compare their facts with this one's, and connect their ranks. Nothing to do on one host. On an error
+ * the nodes that came were told. */
+epx_status_t epx_cluster_gather_nodes(epx_cluster_t *c);
+/* Bytes or the end of a node's connection. */
+void epx_cluster_serve_node(epx_cluster_t *c, int node);
+/* Beat when it is time, and lose nodes that have been silent for too long. */
+void epx_cluster_beat_nodes(epx_cluster_t *c);
+/* Kill a rank of another node. */
+void epx_cluster_kill_remote(epx_cluster_t *c, int rank);
+/* The last word to every node: why the server ends. Bounded. */
+void epx_cluster_end_nodes(epx_cluster_t *c);
+
+/* ---- messages.c ---- */
+/* Serve once every rank is ready and its process is known. */
+void epx_cluster_check_ready(epx_cluster_t *c);
 
 /* ---- progress.c ---- */
 /* Redraw the loading bar on stderr from the ranks' progress. */

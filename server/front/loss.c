@@ -6,10 +6,9 @@
 #include "server/front/cluster_impl.h"
 #include "server/front/wire.h"
 
-#define SUSPECT_NS 300000000u        /* well below the second in which a death must be named */
-#define LEAVE_NS 1000000000u         /* the others find the loss themselves; after this they are killed */
-#define WATCH_NS 1000000000u         /* between looks for stopped processes */
-#define DEFAULT_WAIT_NS 10000000000u /* of epx_rank_config_t.timeout_ns */
+#define SUSPECT_NS 300000000u /* well below the second in which a death must be named */
+#define LEAVE_NS 1000000000u  /* the others find the loss themselves; after this they are killed */
+#define WATCH_NS 1000000000u  /* between looks for stopped processes */
 
 enum { MOST_WAIT_S = 3600 };
 
@@ -91,19 +90,28 @@ void epx_cluster_suspect(epx_cluster_t *c, int rank, epx_status_t status, const 
 }
 
 /* The last frames were taken in this round's socket pass or are taken here. */
-void epx_cluster_process_ended(epx_cluster_t *c, int rank) {
+static void take_last(epx_cluster_t *c, int rank) {
     epx_front_rank_t *r = &c->ranks[rank];
-    char how[128], text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
-    int stopping;
     if (epx_pipe_receive(&r->link) < 0) r->link.at_end = 1;
     epx_cluster_take_frames(c, rank);
     r->link.at_end = 1;
-    if (!epx_process_reap(&r->process, how, sizeof how)) return;
+}
+
+void epx_cluster_process_ended(epx_cluster_t *c, int rank) {
+    char how[128];
+    take_last(c, rank);
+    if (epx_process_reap(&c->ranks[rank].process, how, sizeof how)) epx_cluster_rank_ended(c, rank, how);
+}
+
+void epx_cluster_rank_ended(epx_cluster_t *c, int rank, const char *how) {
+    char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
+    int stopping;
+    take_last(c, rank);
     pthread_mutex_lock(&c->lock);
     stopping = c->state == EPX_CLUSTER_STOPPING;
     pthread_mutex_unlock(&c->lock);
-    if (stopping || r->said_why) return;
-    snprintf(text, sizeof text, "%s (process %d) %s", epx_cluster_rank_name(c, rank, name), r->pid, how);
+    if (stopping || c->ranks[rank].said_why) return;
+    snprintf(text, sizeof text, "%s %s", epx_cluster_process_name(c, rank, name), how);
     epx_cluster_fail(c, rank, EPX_ERR_PEER, text);
 }
 
@@ -118,26 +126,34 @@ static void check_replica(epx_cluster_t *c, int replica, uint64_t now) {
     late = p->kill_deadline && now >= p->kill_deadline;
     if (late) p->kill_deadline = 0;
     pthread_mutex_unlock(&c->lock);
-    for (int r = first; late && r < first + c->replica_size; r++) epx_process_kill(&c->ranks[r].process);
+    for (int r = first; late && r < first + c->replica_size; r++) {
+        if (epx_cluster_is_remote(c, r)) epx_cluster_kill_remote(c, r);
+        else epx_process_kill(&c->ranks[r].process);
+    }
 }
 
 void epx_cluster_check_deadlines(epx_cluster_t *c) {
     for (int p = 0; p < c->n_replicas; p++) check_replica(c, p, epx_now_ns());
 }
 
+static int is_stopped(const epx_cluster_t *c, int rank) {
+    if (!epx_cluster_is_remote(c, rank)) return epx_process_is_stopped(&c->ranks[rank].process);
+    return (c->nodes[rank / c->node_size].stopped >> (rank % c->node_size)) & 1;
+}
+
 /* Looks are counted, not time: after the terminal's Ctrl-Z and fg the front itself has been stopped as long as the ranks. */
 static void look_at_rank(epx_cluster_t *c, int rank, int most_looks) {
     epx_front_rank_t *r = &c->ranks[rank];
     char text[EPX_FAILURE_BYTES], name[EPX_RANK_NAME_BYTES];
-    r->n_seen_stopped = epx_process_is_stopped(&r->process) ? r->n_seen_stopped + 1 : 0;
+    r->n_seen_stopped = is_stopped(c, rank) ? r->n_seen_stopped + 1 : 0;
     if (r->n_seen_stopped <= most_looks) return;
-    snprintf(text, sizeof text, "%s (process %d) has been stopped by a signal (SIGSTOP) for %d s",
-             epx_cluster_rank_name(c, rank, name), r->pid, most_looks);
+    snprintf(text, sizeof text, "%s has been stopped by a signal (SIGSTOP) for %d s", epx_cluster_process_name(c, rank, name),
+             most_looks);
     epx_cluster_fail(c, rank, EPX_ERR_TIMEOUT, text);
 }
 
 void epx_cluster_watch_stopped(epx_cluster_t *c) {
-    uint64_t now = epx_now_ns(), wait_s = (c->cfg.rank.timeout_ns ? c->cfg.rank.timeout_ns : DEFAULT_WAIT_NS) / WATCH_NS;
+    uint64_t now = epx_now_ns(), wait_s = (c->cfg.rank.timeout_ns ? c->cfg.rank.timeout_ns : EPX_DEFAULT_WAIT_NS) / WATCH_NS;
     int expecting, most_looks = wait_s < MOST_WAIT_S ? (int)wait_s + 1 : MOST_WAIT_S;
     pthread_mutex_lock(&c->lock);
     expecting = c->state == EPX_CLUSTER_STARTING || (c->state != EPX_CLUSTER_STOPPING && c->live.n > 0);

@@ -42,19 +42,25 @@ static epx_status_t take_boot(epx_cluster_t *c, int rank, const char *data, size
 }
 
 static epx_status_t take_ready(epx_cluster_t *c, int rank, const char *data, size_t n) {
-    int n_ready = 0;
     if (n != sizeof(epx_rank_info_t)) return epx_fail(EPX_ERR_FORMAT, "ready frame of %zu bytes", n);
-    c->ranks[rank].ready = 1;
-    for (int r = 0; r < c->n_ranks; r++) n_ready += c->ranks[r].ready;
-    if (n_ready == c->n_ranks) epx_cluster_erase_progress(c);
     pthread_mutex_lock(&c->lock);
     memcpy(&c->ranks[rank].info, data, n);
-    if (n_ready == c->n_ranks && c->state == EPX_CLUSTER_STARTING) {
+    pthread_mutex_unlock(&c->lock);
+    c->ranks[rank].ready = 1;
+    epx_cluster_check_ready(c);
+    return EPX_OK;
+}
+
+void epx_cluster_check_ready(epx_cluster_t *c) {
+    for (int r = 0; r < c->n_ranks; r++)
+        if (!c->ranks[r].ready || c->ranks[r].pid == 0) return;
+    epx_cluster_erase_progress(c);
+    pthread_mutex_lock(&c->lock);
+    if (c->state == EPX_CLUSTER_STARTING) {
         c->state = EPX_CLUSTER_SERVING;
         pthread_cond_broadcast(&c->changed);
     }
     pthread_mutex_unlock(&c->lock);
-    return EPX_OK;
 }
 
 static epx_status_t take_progress(epx_cluster_t *c, int rank, const char *data, size_t n) {
@@ -167,6 +173,6 @@ void epx_cluster_take_frames(epx_cluster_t *c, int rank) {
     }
     if (s >= 0) return;
     c->ranks[rank].link.at_end = 1;
-    snprintf(text, sizeof text, "%s: %.400s", epx_cluster_rank_name(c, rank, name), epx_error_message());
+    snprintf(text, sizeof text, "%s: %.800s", epx_cluster_rank_name(c, rank, name), epx_error_message());
     epx_cluster_fail(c, rank, s, text);
 }

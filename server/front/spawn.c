@@ -59,30 +59,30 @@ err_actions:
 }
 
 epx_status_t epx_process_spawn(const char *program, epx_process_t *out_p) {
-    epx_process_t p = {.pidfd = -1};
     epx_status_t s;
-    int ends[2], e;
+    int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return epx_fail_errno(EPX_ERR_OS, errno, "socketpair");
-    e = spawn_with(program, ends[1], &p.pid);
+    s = epx_process_spawn_on(program, ends[1], out_p);
     close(ends[1]);
-    if (e) {
-        s = epx_fail_errno(EPX_ERR_OS, e, "starting a rank with %s", program);
-        goto err_socket;
-    }
-    p.fd = ends[0];
+    if (s < 0) close(ends[0]);
+    else out_p->fd = ends[0];
+    return s;
+}
+
+epx_status_t epx_process_spawn_on(const char *program, int socket_fd, epx_process_t *out_p) {
+    epx_process_t p = {.pidfd = -1, .fd = -1};
+    epx_status_t s;
+    int e = spawn_with(program, socket_fd, &p.pid);
+    if (e) return epx_fail_errno(EPX_ERR_OS, e, "starting a rank with %s", program);
     p.pidfd = (int)syscall(SYS_pidfd_open, p.pid, 0); /* close-on-exec by definition */
     if (p.pidfd < 0) {
         s = epx_fail_errno(EPX_ERR_OS, errno, "pidfd_open of rank process %d (Linux 5.4 or newer is needed)", (int)p.pid);
-        goto err_process;
+        kill(p.pid, SIGKILL);
+        waitpid(p.pid, NULL, 0);
+        return s;
     }
     *out_p = p;
     return EPX_OK;
-err_process:
-    kill(p.pid, SIGKILL);
-    waitpid(p.pid, NULL, 0);
-err_socket:
-    close(ends[0]);
-    return s;
 }
 
 int epx_process_reap(epx_process_t *p, char *out_how, size_t n_bytes) {
@@ -119,8 +119,9 @@ epx_status_t epx_process_bind_to_front(int fd) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return epx_fail_errno(EPX_ERR_OS, errno, "PR_SET_PDEATHSIG");
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &front, &n) != 0)
         return epx_fail_errno(EPX_ERR_ARG, errno, "%s %d: not the socket of a front", EPX_WORKER_ARGUMENT, fd);
-    /* The front may have died before the line above took effect. */
-    if (getppid() != front.pid) return epx_fail(EPX_ERR_PEER, "the front process %d is gone", (int)front.pid);
+    /* The front may have died before the line above took effect. A front on another host has no process number here; when both it
+     * and the node that started this process are gone, so is the connection. */
+    if (front.pid && getppid() != front.pid) return epx_fail(EPX_ERR_PEER, "the front process %d is gone", (int)front.pid);
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);

@@ -19,6 +19,9 @@ typedef struct {
 /* Start `program` with the hidden worker argument. It inherits one socket and stderr (which is its stdout too), nothing else.
  * The process dies with the calling thread (it sets PR_SET_PDEATHSIG), so call this from a thread that outlives it. */
 epx_status_t epx_process_spawn(const char *program, epx_process_t *out_p);
+/* The same with a socket of the caller's, which stays open here; p->fd is -1. The worker dies with this process, but cannot see
+ * whether it was gone before. */
+epx_status_t epx_process_spawn_on(const char *program, int socket_fd, epx_process_t *out_p);
 /* If the process has ended: reap it, close its pidfd, write "was killed by signal 9 (SIGKILL)" or the like and return 1.
  * Else 0. Does not block. */
 int epx_process_reap(epx_process_t *p, char *out_how, size_t n_bytes);

@@ -55,8 +55,19 @@ static epx_status_t checked(const epx_wire_reader_t *r, const char *what) {
     return r->bad ? epx_fail(EPX_ERR_FORMAT, "%s frame is cut short", what) : EPX_OK;
 }
 
+static config_head_t own_head(void) {
+    return (config_head_t){EPX_WIRE_VERSION, sizeof(epx_rank_config_t), sizeof(epx_rank_info_t), sizeof(epx_rank_stats_t)};
+}
+
+static epx_status_t check_head(const config_head_t *h, const char *what) {
+    config_head_t own = own_head();
+    if (memcmp(h, &own, sizeof own) == 0) return EPX_OK;
+    return epx_fail(EPX_ERR_MISMATCH, "%s are different programs: wire version %u, here %d", what, h->version,
+                    (int)EPX_WIRE_VERSION);
+}
+
 epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, int rank) {
-    config_head_t h = {EPX_WIRE_VERSION, sizeof *cfg, sizeof(epx_rank_info_t), sizeof(epx_rank_stats_t)};
+    config_head_t h = own_head();
     epx_rank_config_t c = *cfg;
     c.rank = rank;
     c.model_path = c.moe_a2a_backend = c.deepep_mode = c.load_format = c.isa = c.schedule_policy = c.transports = NULL;
@@ -80,10 +91,7 @@ epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_conf
     config_head_t h;
     get(&r, &h, sizeof h);
     EPX_TRY(checked(&r, "configuration"));
-    if (h.version != EPX_WIRE_VERSION || h.config_bytes != sizeof *out_cfg || h.info_bytes != sizeof(epx_rank_info_t) ||
-        h.stats_bytes != sizeof(epx_rank_stats_t))
-        return epx_fail(EPX_ERR_MISMATCH, "front and worker are different programs: wire version %u, here %d", h.version,
-                        (int)EPX_WIRE_VERSION);
+    EPX_TRY(check_head(&h, "front and worker"));
     get(&r, out_cfg, sizeof *out_cfg);
     out_cfg->model_path = get_text(&r);
     out_cfg->moe_a2a_backend = get_text(&r);
@@ -137,6 +145,27 @@ epx_status_t epx_wire_get_event(epx_wire_reader_t *r, epx_event_t *out_ev) {
     out_ev->top = take(r, sizeof *out_ev->top * (size_t)out_ev->n_top);
     out_ev->error = get_text(r);
     return checked(r, "event");
+}
+
+epx_status_t epx_wire_put_hello(epx_str_t *out, const epx_wire_hello_t *hello) {
+    config_head_t h = own_head();
+    EPX_TRY(put(out, &h, sizeof h));
+    EPX_TRY(put_text(out, hello->host));
+    EPX_TRY(put_text(out, hello->model_path));
+    return put_text(out, hello->facts);
+}
+
+epx_status_t epx_wire_get_hello(const char *data, size_t n_bytes, epx_wire_hello_t *out_hello) {
+    epx_wire_reader_t r = {data, n_bytes, 0};
+    config_head_t h;
+    get(&r, &h, sizeof h);
+    EPX_TRY(checked(&r, "hello"));
+    EPX_TRY(check_head(&h, "the nodes"));
+    out_hello->host = get_text(&r);
+    out_hello->model_path = get_text(&r);
+    out_hello->facts = get_text(&r);
+    if (!out_hello->host || !out_hello->model_path || !out_hello->facts) r.bad = 1;
+    return checked(&r, "hello");
 }
 
 epx_status_t epx_wire_put_failure(epx_str_t *out, epx_status_t status, const char *message) {

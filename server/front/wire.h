@@ -7,7 +7,7 @@
 #include "base/str.h"
 #include "engine/runtime/rank.h"
 
-enum { EPX_WIRE_VERSION = 3 };
+enum { EPX_WIRE_VERSION = 4 };
 
 /* Front to worker, then worker to front. */
 typedef enum {
@@ -26,8 +26,25 @@ typedef enum {
     EPX_MSG_BOOT_MINE,   /* this rank's blob; empty: a barrier */
     EPX_MSG_EVENTS,      /* epx_wire_put_event(), repeated */
     EPX_MSG_STATS,       /* epx_rank_stats_t: the answer to GET_STATS */
-    EPX_MSG_REPORT       /* epx_rank_stats_t, then u64[n_layers * n_experts]: unasked */
+    EPX_MSG_REPORT,      /* epx_rank_stats_t, then u64[n_layers * n_experts]: unasked */
+    /* Between the front and another node, on a connection of its own. */
+    EPX_MSG_NODE_HELLO = 200, /* node: epx_wire_put_hello(), first */
+    EPX_MSG_NODE_WELCOME,     /* front, empty: the settings agree; one connection for each rank is expected next */
+    EPX_MSG_NODE_STARTED,     /* node: epx_wire_rank_t, a process runs */
+    EPX_MSG_NODE_ENDED,       /* node: epx_wire_rank_t, then text: how it ended */
+    EPX_MSG_NODE_BEAT,        /* both, u64: bit i of a node: its i-th rank is stopped by a signal */
+    EPX_MSG_NODE_KILL,        /* front: epx_wire_rank_t */
+    EPX_MSG_NODE_END          /* front: epx_wire_put_failure(), status EPX_OK after an orderly stop: the node ends */
 } epx_msg_t;
+
+typedef struct {
+    int32_t rank, pid;
+} epx_wire_rank_t;
+
+/* What a node says of itself. */
+typedef struct {
+    const char *host, *model_path, *facts;
+} epx_wire_hello_t;
 
 /* Bytes still to be read. A read past the end sets `bad` and gives zeros. */
 typedef struct {
@@ -46,6 +63,10 @@ epx_status_t epx_wire_get_request(const char *data, size_t n_bytes, epx_request_
 epx_status_t epx_wire_put_event(epx_str_t *out, const epx_event_t *ev);
 /* Next event of an EVENTS frame; its error and top are borrowed from the frame. EPX_AGAIN at the end. */
 epx_status_t epx_wire_get_event(epx_wire_reader_t *r, epx_event_t *out_ev);
+epx_status_t epx_wire_put_hello(epx_str_t *out, const epx_wire_hello_t *hello);
+/* Strings of *out_hello are borrowed from the frame. EPX_ERR_MISMATCH: another build of the program; EPX_ERR_FORMAT: cut short.
+ */
+epx_status_t epx_wire_get_hello(const char *data, size_t n_bytes, epx_wire_hello_t *out_hello);
 epx_status_t epx_wire_put_failure(epx_str_t *out, epx_status_t status, const char *message);
 /* *out_message is borrowed from the frame. */
 epx_status_t epx_wire_get_failure(const char *data, size_t n_bytes, epx_status_t *out_status, const char **out_message);

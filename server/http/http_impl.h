@@ -57,7 +57,7 @@ struct epx_http {
     int draining; /* new requests are refused */
     int stopping, stop_watcher, stopped;
     int failed;
-    char failure[512];
+    char failure[1024];
     epx_metrics_t metrics;
     epx_expert_record_t record;
 };

@@ -5,9 +5,13 @@
 # kill:   a rank on the other host is killed; every rank gets its named error.
 # recover: of two ranks on each host one is killed; the other three, on both hosts, mask it, recover and go on.
 # split:  the link goes down; the ranks of each host mask those of the other, recover and go on.
-# Usage: hosts_test.sh BUILD_DIR matrix|cut|kill|recover|split.  Exit 77: not root, or a tool or UCX is missing.
+# serve:  `epx serve` over both hosts (tp 2, dp 2): answers equal one rank's, also with attention shared across hosts; then the link
+#         goes down and a request ends with an error that names the other host, within the deadline, and so does each server.
+# Usage: hosts_test.sh BUILD_DIR matrix|cut|kill|recover|split|serve.  Exit 77: not root, or a tool or UCX is missing.
 set -eu
 build=$1 what=$2
+here=$(cd "$(dirname "$0")" && pwd)
+model=$here/../../models/tinymoe-math
 skip() { echo "skipped: $*"; exit 77; }
 if [ "$(id -u)" != 0 ]; then # the check of a commit may use sudo, a developer's `make test` does not
     [ "${CI:-}" = true ] && sudo -n true 2>/dev/null && exec sudo -n CI=true sh "$0" "$@"
@@ -112,6 +116,37 @@ names_nodeb() {
     grep -q 'rank 2 (pid [0-9]* on nodeb)' "$tmp/out.0" && grep -q 'rank 2 (pid [0-9]* on nodeb)' "$tmp/out.1" || { show; exit 1; }
 }
 
+# serve_hosts.py on nodea is node 0 and its client, epx on nodeb is node 1; once per layout, the last time until the link is cut.
+serve_pair() { # FLAGS what-to-do
+    where="--nnodes 2 --dist-init-addr 10.213.7.1:7020 --dist-timeout 30 --threads 1"
+    rm -f "$tmp"/ready.* "$tmp"/out.*
+    # shellcheck disable=SC2086
+    on $b nodeb timeout 50 "$build/app/epx" serve --model-path "$model" $1 $where --node-rank 1 >"$tmp/out.1" 2>&1 &
+    pids=$!
+    # shellcheck disable=SC2086
+    on $a nodea timeout 50 python3 "$here/serve_hosts.py" "$build/app/epx" "$model" "$tmp" $2 $1 $where --node-rank 0 >"$tmp/out.0" 2>&1 &
+    pids="$pids $!"
+}
+run_serve() {
+    command -v python3 >/dev/null || skip "python3 is not installed"
+    common="--tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend pplx --watchdog-timeout 3"
+    serve_pair "--tp 2" answer
+    await 0 0
+    cat "$tmp/out.0"
+    serve_pair "$common" cut
+    i=0
+    while [ ! -e "$tmp/ready.0" ]; do
+        i=$((i + 1))
+        [ $i -lt 400 ] || { show; exit 1; }
+        sleep 0.1
+    done
+    cut_link
+    await 1 0
+    cat "$tmp/out.0"
+    grep -q 'node 0 at 10.213.7.1:7020 has been silent for\|rank 0 ' "$tmp/out.1" || { show; exit 1; }
+    tail -n 1 "$tmp/out.1"
+}
+
 case $what in
 matrix) run_matrix ;;
 cut)
@@ -140,5 +175,6 @@ split)
     grep -h '^status\|^recovered' "$tmp"/out.?
     [ "$(cat "$tmp"/out.? | grep -c '^recovered')" = 4 ] || { show; exit 1; }
     ;;
-*) echo "unknown test '$what'; legal: matrix, cut, kill, recover, split" >&2 && exit 2 ;;
+serve) run_serve ;;
+*) echo "unknown test '$what'; legal: matrix, cut, kill, recover, split, serve" >&2 && exit 2 ;;
 esac

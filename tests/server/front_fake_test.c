@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/philox.h"
+#include "server/front/facts.h"
 #include "server/front/live.h"
 #include "server/front/wire.h"
 #include "tests/server/front_util.h"
@@ -429,6 +430,40 @@ static void test_replica_start_fails(void **state) {
     assert_non_null(strstr(epx_error_message(), "n_replicas = 33; with tp = 2 0 to 32 are possible"));
 }
 
+static void check_facts(const char *a, const char *b, const char *expect) {
+    epx_str_t out = {0};
+    assert_int_equal(epx_facts_compare(a, b, "node 1 (b)", &out), EPX_OK);
+    assert_string_equal(epx_str_z(&out), expect);
+    epx_str_fini(&out);
+}
+
+static void test_facts(void **state) {
+    (void)state;
+    check_facts("", "", "");
+    check_facts("--tp\t2\nx\t\n", "x\t\n--tp\t2\n", "");
+    check_facts("--tp\t2\n--dp\t1\n", "--tp\t4\n--dp\t1\n", "--tp is 2 on node 0 and 4 on node 1 (b)");
+    check_facts(
+        "a\t1\nb\t2\n", "a\t10\nc\t3\n",
+        "a is 1 on node 0 and 10 on node 1 (b); b is 2 on node 0 and absent on node 1 (b); c is absent on node 0 and 3 on node 1 "
+        "(b)");
+    check_facts("no tab", "", "no tab is  on node 0 and absent on node 1 (b)");
+}
+
+static void test_hello(void **state) {
+    epx_wire_hello_t hello = {"host", "/a b", "x\t1\n"}, back;
+    epx_str_t s = {0};
+    (void)state;
+    assert_int_equal(epx_wire_put_hello(&s, &hello), EPX_OK);
+    assert_int_equal(epx_wire_get_hello(s.data, s.n_bytes, &back), EPX_OK);
+    assert_string_equal(back.host, "host");
+    assert_string_equal(back.model_path, "/a b");
+    assert_string_equal(back.facts, "x\t1\n");
+    for (size_t n = 0; n < s.n_bytes; n++) assert_true(epx_wire_get_hello(s.data, n, &back) < 0);
+    s.data[4]++; /* another size of the configuration: another build */
+    assert_int_equal(epx_wire_get_hello(s.data, s.n_bytes, &back), EPX_ERR_MISMATCH);
+    epx_str_fini(&s);
+}
+
 static void test_queue_limit(void **state) {
     epx_cluster_config_t cfg = {.size = sizeof cfg, .limit_queue = 1, .max_queued = 2};
     epx_request_t req = {.n_prompt = 1, .max_new_tokens = 500};
@@ -551,6 +586,8 @@ int main(int argc, char **argv) {
                                               cmocka_unit_test(test_replicas),
                                               cmocka_unit_test(test_replica_lost),
                                               cmocka_unit_test(test_replica_start_fails),
+                                              cmocka_unit_test(test_facts),
+                                              cmocka_unit_test(test_hello),
                                               cmocka_unit_test(test_stop_cancels),
                                               cmocka_unit_test(test_killed_front),
                                               cmocka_unit_test(test_reports)};

@@ -20,6 +20,9 @@ if(Python3_FOUND)
   add_test(NAME layouts COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/layouts_test.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math)
   set_tests_properties(layouts PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 LABELS server)
+  add_test(NAME nodes COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/nodes_test.py ${epx_program}
+    ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_BINARY_DIR}/lib)
+  set_tests_properties(nodes PROPERTIES TIMEOUT 120 SKIP_RETURN_CODE 77 PROCESSORS 2 LABELS server)
   # Screenshots: build/artifacts.
   add_test(NAME web_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/web_test.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts $<TARGET_FILE:http_fake_server>)

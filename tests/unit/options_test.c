@@ -96,7 +96,7 @@ static void test_mistakes(void **state) {
     parse_bad(EPX_CMD_SERVE, "--", "unexpected argument \"--\": settings are given as --name value\n");
     parse_bad(EPX_CMD_SERVE, "--tp 0 --port x --bogus 1 --dp 2",
               "--tp-size 0: legal values: integers from 1 to 64\n"
-              "--port x: legal values: integers from 0 to 65535\nunknown flag --bogus; did you mean --host?\n");
+              "--port x: legal values: integers from 0 to 65535\nunknown flag --bogus; did you mean --nnodes?\n");
     assert_int_equal(got.dp, 2);
 }
 
@@ -121,6 +121,9 @@ static void test_validate(void **state) {
     check(EPX_CMD_SERVE, "--model-path / --tp 2", 0, NULL, NULL);
     check(EPX_CMD_SERVE, "--model-path / --tp 4 --dp 2 --enable-dp-attention", 0, NULL, NULL);
     check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 2", 0, NULL, NULL); /* replicas */
+    check(EPX_CMD_SERVE, "--model-path / --tp 4 --nnodes 2 --node-rank 1 --dist-init-addr h:1", 0, NULL, NULL);
+    check(EPX_CMD_SERVE, "--model-path / --tp 2 --dp 3 --nnodes 4 --node-rank 4", 3, "--nnodes 4: 6 ranks do not divide",
+          "legal values: 1, 2, 3, 6");
     check(EPX_CMD_SERVE, "--model-path / --tp 3 --dp 2 --max-running-requests 1 --chunked-prefill-size 1", 0, NULL, NULL);
     check(EPX_CMD_SERVE, "--model-path / --tp 8 --dp 9", 1, "--dp-size 9 without --enable-dp-attention: 9 replicas",
           "72 ranks; legal values of --dp-size: 1 to 8");
