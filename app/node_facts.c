@@ -17,9 +17,9 @@
 enum { BLOCK = 4096, N_BLOCKS = 64, MAX_HEADER = 100 << 20, SHOWN_DIGEST = 8 };
 
 /* Of node 0 alone, or of this host. */
-static const char *const not_compared[] = {"node-rank", "host", "port",       "model-path",       "served-model-name",
-                                           "log-level", "help", "dist-timeout", "shutdown-timeout", "enable-metrics",
-                                           NULL};
+static const char *const not_compared[] = {"node-rank",         "host",           "port", "model-path",
+                                           "served-model-name", "log-level",      "help", "dist-timeout",
+                                           "shutdown-timeout",  "enable-metrics", NULL};
 
 static int is_compared(const char *name) {
     for (int i = 0; not_compared[i]; i++)

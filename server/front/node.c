@@ -26,7 +26,8 @@ typedef struct {
     uint64_t silence_ns, heard_ns, beat_at;
 } node_t;
 
-epx_status_t epx_node_await(epx_pipe_t *l, uint64_t deadline_ns, uint32_t *out_kind, const char **out_payload, size_t *out_bytes) {
+epx_status_t epx_node_await(epx_pipe_t *l, uint64_t deadline_ns, uint32_t *out_kind, const char **out_payload,
+                            size_t *out_bytes) {
     epx_status_t s;
     while ((s = epx_pipe_next(l, out_kind, out_payload, out_bytes)) == EPX_AGAIN) {
         if (l->at_end) return epx_fail(EPX_ERR_PEER, "it closed its connection");
@@ -116,14 +117,17 @@ static epx_status_t connect_ranks(node_t *n, int *out_fds) {
     return s;
 }
 
+/* That node 0 does not take anything any more is seen when receiving, after its last word. */
+static void flush(node_t *n) { epx_pipe_flush(&n->link, 0); }
+
 static epx_status_t tell_rank(node_t *n, uint32_t kind, int i, const char *how) {
     epx_wire_rank_t at = {n->first + i, n->ranks[i].pid};
     epx_str_t frame = {0};
     epx_status_t s = epx_str_append(&frame, (const char *)&at, sizeof at);
     if (s >= 0) s = epx_str_append_z(&frame, how);
     if (s >= 0) s = epx_pipe_queue(&n->link, kind, frame.data, frame.n_bytes);
-    if (s >= 0) s = epx_pipe_flush(&n->link, 0);
     epx_str_fini(&frame);
+    flush(n);
     return s;
 }
 
@@ -156,8 +160,8 @@ static epx_status_t beat(node_t *n, uint64_t now) {
     n->beat_at = now + epx_node_beat_ns(n->silence_ns);
     for (int i = 0; i < n->n_ranks; i++) stopped |= (uint64_t)epx_process_is_stopped(&n->ranks[i]) << i;
     EPX_TRY(epx_pipe_queue(&n->link, EPX_MSG_NODE_BEAT, &stopped, sizeof stopped));
-    epx_status_t s = epx_pipe_flush(&n->link, 0);
-    return s < 0 ? s : EPX_OK;
+    flush(n);
+    return EPX_OK;
 }
 
 /* Wait for news of node 0 or of a rank; 1 when node 0 has some. */
@@ -246,7 +250,7 @@ epx_status_t epx_node_run(const epx_node_config_t *cfg) {
         s = serve(&n);
     }
     snprintf(why, sizeof why, "%s", s < 0 ? epx_error_message() : "");
+    epx_pipe_fini(&n.link); /* node 0 waits for that */
     end_ranks(&n, s < 0 ? 0 : LEAVE_NS);
-    epx_pipe_fini(&n.link);
     return s < 0 ? epx_fail(s, "%s", why) : EPX_OK;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/tcp_join.h"
@@ -194,9 +195,8 @@ void epx_cluster_kill_remote(epx_cluster_t *c, int rank) {
     c->ranks[rank].link.at_end = 1;
 }
 
-static void end_node(epx_front_node_t *n, epx_status_t status, const char *why) {
+static void end_node(epx_front_node_t *n, uint64_t until, epx_status_t status, const char *why) {
     epx_str_t frame = {0};
-    uint64_t until = epx_now_ns() + LAST_WORD_NS;
     epx_status_t s = EPX_AGAIN;
     if (epx_wire_put_failure(&frame, status, why) < 0 ||
         epx_pipe_queue(&n->link, EPX_MSG_NODE_END, frame.data, frame.n_bytes) < 0)
@@ -206,10 +206,22 @@ static void end_node(epx_front_node_t *n, epx_status_t status, const char *why) 
         if (s == EPX_AGAIN) poll(&(struct pollfd){n->link.fd, POLLOUT, 0}, 1, 100);
     }
     epx_str_fini(&frame);
+    shutdown(n->link.fd, SHUT_WR);
+}
+
+/* A socket that is closed with unread bytes takes the last word back: read until the node has closed. */
+static void close_node(epx_front_node_t *n, uint64_t until) {
+    while (!n->link.at_end && epx_now_ns() < until) {
+        poll(&(struct pollfd){n->link.fd, POLLIN, 0}, 1, epx_tcp_poll_ms(until, 100));
+        if (epx_pipe_receive(&n->link) < 0) break;
+    }
     epx_pipe_fini(&n->link);
 }
 
 void epx_cluster_end_nodes(epx_cluster_t *c) {
+    uint64_t until = epx_now_ns() + LAST_WORD_NS;
     for (int i = 1; i < c->n_nodes; i++)
-        if (c->nodes[i].link.fd >= 0) end_node(&c->nodes[i], c->failure_status, c->failure);
+        if (c->nodes[i].link.fd >= 0) end_node(&c->nodes[i], until, c->failure_status, c->failure);
+    for (int i = 1; i < c->n_nodes; i++)
+        if (c->nodes[i].link.fd >= 0) close_node(&c->nodes[i], until);
 }
