@@ -36,7 +36,9 @@ const char *epx_peer_text(const epx_net_t *net, int rank) {
     static _Thread_local char text[EPX_NODE_BYTES + 64];
     const epx_peer_t *p = &net->peers[rank];
     int here = memcmp(p->host, net->peers[net->rank].host, sizeof p->host) == 0;
-    snprintf(text, sizeof text, "rank %d (pid %lld%s%.*s)", rank, (long long)p->pid, here ? "" : " on ",
+    char world[32] = "";
+    if (p->world_rank != rank) snprintf(world, sizeof world, "world rank %d, ", (int)p->world_rank);
+    snprintf(text, sizeof text, "rank %d (%spid %lld%s%.*s)", rank, world, (long long)p->pid, here ? "" : " on ",
              here ? 0 : EPX_NODE_BYTES, p->node);
     return text;
 }

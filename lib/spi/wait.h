@@ -87,7 +87,8 @@ static inline epx_status_t epx_wait_ge(const epx_wait_t *w, int peer, uint64_t o
 static inline void epx_net_progress(epx_net_t *net) {
     if (net->transport->messages != NULL) net->transport->messages->progress(net);
 }
-/* "rank 1 (pid 123)", with the host where it is another one. Valid until this thread's next call. */
+/* "rank 1 (pid 123)", with the world rank where the group numbers it otherwise and the host where it is another one. Valid until
+ * this thread's next call. */
 const char *epx_peer_text(const epx_net_t *net, int rank);
 /* Error of a set abort word, for this rank. */
 epx_status_t epx_abort_error(epx_net_t *net, uint64_t word);

@@ -233,6 +233,29 @@ static void group_allgather(void **state) {
     assert_int_equal(th_launch(mode, 4, body_allgather, NULL, 40, NULL), 0);
 }
 
+/* A rank that stays away from a group with numbers of its own is named by both numbers. */
+static int body_names(th_rank_t *r) {
+    static const int ranks[] = {2, 1};
+    epx_world_t *w = NULL;
+    epx_group_t *g = NULL;
+    char mine = 0, all[2];
+    if (open_world(r, &w, NULL) != 0) return -1;
+    TH_OK(r, epx_group_create(w, ranks, 2, -1, &g));
+    if (r->rank == 1) {
+        TH_STATUS(r, epx_group_allgather(g, &mine, 1, all, 50000000), EPX_ERR_TIMEOUT);
+        TH_CHECK(r, strstr(epx_last_error(), "rank 0 (world rank 2, pid "), "message: %s", epx_last_error());
+    }
+    TH_CHECK(r, th_barrier(r) == EPX_OK, "%s", "barrier");
+    epx_group_destroy(g);
+    epx_world_destroy(w);
+    return 0;
+}
+
+static void ranks_of_groups_are_named(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(mode, 3, body_names, NULL, 40, NULL), 0);
+}
+
 /* Only one rank refuses, the others must not wait for it: every refusal here is found from the arguments alone. */
 static int body_bad_groups(th_rank_t *r) {
     static const struct { int n, ranks[3]; } bad[] = {{2, {0, 0}}, {2, {0, 2}}, {2, {0, -1}}, {3, {0, 1, 1}}, {-1, {0}}};
@@ -293,13 +316,10 @@ static void exact_results_do_not_depend_on_w(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_groups),
-        cmocka_unit_test(two_plans_at_once),
-        cmocka_unit_test(two_worlds),
-        cmocka_unit_test(group_allgather),
-        cmocka_unit_test(local_worlds),
-        cmocka_unit_test(bad_groups),
-        cmocka_unit_test(exact_results_do_not_depend_on_w),
+        cmocka_unit_test(several_groups), cmocka_unit_test(two_plans_at_once),
+        cmocka_unit_test(two_worlds),     cmocka_unit_test(group_allgather),
+        cmocka_unit_test(local_worlds),   cmocka_unit_test(ranks_of_groups_are_named),
+        cmocka_unit_test(bad_groups),     cmocka_unit_test(exact_results_do_not_depend_on_w),
     };
     if (argc > 1 && strcmp(argv[1], "processes") == 0) mode = TH_PROCESSES;
     th_print_seed();

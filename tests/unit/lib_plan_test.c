@@ -360,7 +360,7 @@ static int peer_leaves(epx_net_t *net) {
 /* What rank 0's wait for rank 1 returns when rank 1 leaves during it; *out_aborted: rank 1's slab was aborted. */
 static epx_status_t wait_while_leaving(int last_word, int *out_aborted) {
     epx_transport_t transport = {.name = "none", .dead_rank = peer_leaves};
-    epx_peer_t peers[2] = {{.pid = 1}, {.pid = 2}};
+    epx_peer_t peers[2] = {{.pid = 1}, {.pid = 2, .world_rank = 1}};
     char *bases[2] = {(char *)&data_slabs[0], (char *)&data_slabs[1]},
          *ctl_bases[2] = {(char *)&ctl_slabs[0], (char *)&ctl_slabs[1]};
     epx_slab_t slab = {0, 2, sizeof(small_slab_t), bases}, ctl = {0, 2, sizeof(small_slab_t), ctl_bases};
