@@ -39,7 +39,7 @@ typedef struct {
     int ignore_eos;
     epx_sampling_t sampling;
     int32_t out[MAX_NEW]; /* alone */
-    int n_out;
+    int n_out;            /* 0: not known yet */
     epx_finish_t finish;
 } question_t;
 
@@ -70,6 +70,9 @@ typedef struct {
     side_t alone, four;
     question_t pool[N_POOL];
     int n_pool; /* of these in use: all but in a short run */
+    int asked;  /* the question that is being answered alone; -1: none */
+    uint64_t asked_id, asked_ns;
+    uint64_t n_questions;
     live_t live[MAX_LIVE];
     int n_live;
     uint64_t seed, at;
@@ -153,18 +156,42 @@ static void make_question(question_t *q) {
     q->sampling.seed = draw(1000000);
 }
 
-static void answer_alone(question_t *q) {
-    const uint64_t id = submit(&S.alone, q, -1), start = epx_now_ns();
-    slot_t s = {0};
-    while (!s.ended) {
-        nap(200);
-        s = look(&S.alone, id);
-        if (epx_now_ns() - start > STUCK_S * UINT64_C(1000000000)) FAIL("alone: request %llu is stuck", (unsigned long long)id);
-    }
+static int is_live(int question) {
+    for (int i = 0; i < S.n_live; i++)
+        if (S.live[i].question == question) return 1;
+    return 0;
+}
+
+/* One question after the other gets a new text that is answered alone, while the load goes on with the others. */
+static void ask_alone(int question) {
+    if (is_live(question)) return;
+    make_question(&S.pool[question]);
+    S.asked = question;
+    S.asked_id = submit(&S.alone, &S.pool[question], -1);
+    S.asked_ns = epx_now_ns();
+}
+
+/* 1: the question that was asked has its answer. */
+static int hear_alone(void) {
+    const slot_t s = look(&S.alone, S.asked_id);
+    question_t *q = &S.pool[S.asked];
+    if (epx_now_ns() - S.asked_ns > STUCK_S * UINT64_C(1000000000))
+        FAIL("alone: request %llu is stuck", (unsigned long long)s.id);
+    if (!s.ended) return 0;
     if (s.finish == EPX_FINISH_ERROR || s.n_tokens < 1) FAIL("alone: %s", s.error);
     memcpy(q->out, s.tokens, sizeof q->out);
     q->n_out = s.n_tokens;
     q->finish = s.finish;
+    S.asked = -1;
+    S.n_questions++;
+    return 1;
+}
+
+static void fill_pool(void) {
+    for (int i = 0; i < S.n_pool; i++) {
+        ask_alone(i);
+        while (!hear_alone()) nap(200);
+    }
 }
 
 /* ---- load ---- */
@@ -206,7 +233,9 @@ static void look_after(void) {
 }
 
 static void add_request(int n_groups) {
-    const int question = (int)draw((uint32_t)S.n_pool), cancel_at = draw(6) ? -1 : (int)draw((uint32_t)S.pool[question].max_new);
+    const int question = (int)draw((uint32_t)S.n_pool);
+    if (S.pool[question].n_out == 0) return;
+    const int cancel_at = draw(6) ? -1 : (int)draw((uint32_t)S.pool[question].max_new);
     const uint64_t id = submit(&S.four, &S.pool[question], draw(2) ? -1 : (int)draw((uint32_t)n_groups));
     S.live[S.n_live++] = (live_t){id, epx_now_ns(), question, cancel_at, 0};
 }
@@ -220,8 +249,11 @@ static void load(uint64_t until_ns, int n_groups) {
         if (pause > 0) pause--;
         for (int i = 0; i < burst && pause == 0 && S.n_live < MAX_LIVE; i++) add_request(n_groups);
         look_after();
+        if (S.asked >= 0) (void)hear_alone();
+        else ask_alone((int)draw((uint32_t)S.n_pool));
         nap(TICK_US);
     }
+    while (S.asked >= 0 && !hear_alone()) nap(TICK_US);
     while (S.n_live) {
         look_after();
         nap(TICK_US);
@@ -257,8 +289,9 @@ static void watch_memory(double seconds, double total_s) {
     const uint64_t now = memory_of_ranks(&n), slack = (uint64_t)n << 20;
     if (seconds < total_s / 3 || S.warm_bytes == 0) S.warm_bytes = now > S.warm_bytes ? now : S.warm_bytes;
     if (now > S.most_bytes) S.most_bytes = now;
-    printf("  %6.0f s: %llu answers, %llu cancelled, %llu tokens, all as alone; ranks hold %.1f MB\n", seconds,
-           (unsigned long long)S.n_answers, (unsigned long long)S.n_cancelled, (unsigned long long)S.n_tokens, (double)now / 1e6);
+    printf("  %6.0f s: %llu answers, %llu cancelled, %llu tokens, all as alone; %llu new questions; ranks hold %.1f MB\n",
+           seconds, (unsigned long long)S.n_answers, (unsigned long long)S.n_cancelled, (unsigned long long)S.n_tokens,
+           (unsigned long long)S.n_questions, (double)now / 1e6);
     fflush(stdout);
     if (now > S.warm_bytes + S.warm_bytes / 50 + slack)
         FAIL("memory grows: the ranks hold %.1f MB, %.1f MB when warm", (double)now / 1e6, (double)S.warm_bytes / 1e6);
@@ -307,11 +340,8 @@ static void run(const layout_t *l, double seconds) {
     c.schedule_policy = l->mixed ? "lpm" : "fcfs";
     open_side(&S.four, &c);
     S.n_answers = S.n_cancelled = S.n_tokens = S.warm_bytes = S.most_bytes = 0;
+    S.n_questions = 0;
     do {
-        for (int i = 0; i < S.n_pool; i++) {
-            make_question(&S.pool[i]);
-            answer_alone(&S.pool[i]);
-        }
         load(epx_now_ns() + (uint64_t)((seconds < ROUND_S ? seconds : ROUND_S) * 1e9), l->dp);
         watch_memory((double)(epx_now_ns() - start) * 1e-9, seconds);
     } while (epx_now_ns() < end);
@@ -329,11 +359,13 @@ int main(int argc, char **argv) {
     S.seed = seed ? strtoull(seed, NULL, 10) : 1;
     S.n_pool = seconds < ROUND_S ? N_POOL / 4 : N_POOL;
     printf("EPX_TEST_SEED=%llu, %.0f s\n", (unsigned long long)S.seed, seconds);
+    S.asked = -1;
     epx_rank_config_t c;
     epx_rank_config_init(&c);
     c.disable_prefix_cache = 1;
     c.max_total_tokens = 4096;
     open_side(&S.alone, &c);
+    fill_pool();
     for (int i = 0; i < 2; i++) run(&layouts[i], seconds / 2);
     epx_cluster_destroy(S.alone.cluster);
     if (!front_no_children()) FAIL("processes are left over");
