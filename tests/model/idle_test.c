@@ -1,7 +1,7 @@
 /* Ranks without tokens. First: a request on one of four DP ranks, the others idle, gives the logits of one rank bit for bit. Then
- * for many steps: in each, a random subset of the ranks has tokens; every subset must occur, every rank must count the same steps,
- * and every logit must be that of the request alone. Half of the steps run in two halves.
- * Usage: model_idle [STEPS]; EPX_TEST_SEED. */
+ * for many steps: in each, a random subset of the ranks has tokens; every subset must occur, every rank must count the same
+ * steps, and every logit must be that of the request alone. Half of the steps run in two halves. Usage: model_idle [STEPS];
+ * EPX_TEST_SEED. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -18,7 +18,7 @@ typedef struct {
     question_t q[N_QUESTIONS];
     uint64_t seed;
     int n_steps, is_base;
-    uint8_t *busy; /* [n_steps] bit r: rank r had tokens in this step */
+    uint8_t *busy;          /* [n_steps] bit r: rank r had tokens in this step */
     int asked[W][KEPT_IDS]; /* question of each rank's request, by its number modulo KEPT_IDS */
     uint64_t n_logits[W], n_steps_of[W];
 } exam_t;
@@ -137,7 +137,8 @@ static void check_subsets(exam_t *x, int n_steps) {
         if (m != (1 << W) - 1) idle_steps += n_of[m];
     }
     for (int r = 1; r < W; r++) CHECK(x->n_steps_of[r] == x->n_steps_of[0], "rank %d counts other steps than rank 0", r);
-    printf("%d steps of %d ranks, in %d of them some rank had no token, each subset at least %d times; %llu logits, all those of one "
+    printf("%d steps of %d ranks, in %d of them some rank had no token, each subset at least %d times; %llu logits, all those of "
+           "one "
            "rank\n",
            n_steps, W, idle_steps, n_steps / 500,
            (unsigned long long)(x->n_logits[0] + x->n_logits[1] + x->n_logits[2] + x->n_logits[3]));

@@ -21,7 +21,8 @@ enum {
     VOCAB = 4096,
     MAX_LIVE = 96,
     N_SLOTS = 8192,
-    STUCK_S = 300,
+    STUCK_STEPS = 20000,
+    STALL_S = 600,
     ROUND_S = 45,
     TICK_US = 2000
 };
@@ -53,7 +54,7 @@ typedef struct {
 } slot_t;
 
 typedef struct {
-    uint64_t id, start_ns;
+    uint64_t id, start_step; /* of rank 0 */
     int question, cancel_at; /* tokens after which it is cancelled; -1: never */
     int cancelled;
 } live_t;
@@ -64,6 +65,7 @@ typedef struct {
     slot_t slots[N_SLOTS];
     char failure[512];
     int lost;
+    uint64_t event_ns; /* of the last event */
 } side_t;
 
 typedef struct {
@@ -71,7 +73,7 @@ typedef struct {
     question_t pool[N_POOL];
     int n_pool; /* of these in use: all but in a short run */
     int asked;  /* the question that is being answered alone; -1: none */
-    uint64_t asked_id, asked_ns;
+    uint64_t asked_id;
     uint64_t n_questions;
     live_t live[MAX_LIVE];
     int n_live;
@@ -90,6 +92,7 @@ static void on_event(void *ctx, const epx_event_t *ev) {
     side_t *c = ctx;
     slot_t *s = &c->slots[ev->id % N_SLOTS];
     pthread_mutex_lock(&c->lock);
+    c->event_ns = epx_now_ns();
     if (s->id != ev->id) *s = (slot_t){.id = ev->id};
     if (ev->token >= 0 && s->n_tokens <= MAX_NEW) s->tokens[s->n_tokens++] = ev->token;
     if (ev->finish != EPX_FINISH_NONE) {
@@ -112,12 +115,21 @@ static slot_t look(side_t *c, uint64_t id) {
     pthread_mutex_lock(&c->lock);
     slot_t s = c->slots[id % N_SLOTS];
     int lost = c->lost;
+    uint64_t event_ns = c->event_ns;
     pthread_mutex_unlock(&c->lock);
+    if (epx_now_ns() - event_ns > STALL_S * UINT64_C(1000000000)) FAIL("no request has moved for %d s", STALL_S);
     if (lost) FAIL("the ranks are lost: %s", c->failure);
     return s.id == id ? s : (slot_t){.id = id};
 }
 
 /* ---- clusters ---- */
+
+/* Nobody was there before: the time without events begins now. */
+static void touch(side_t *c) {
+    pthread_mutex_lock(&c->lock);
+    c->event_ns = epx_now_ns();
+    pthread_mutex_unlock(&c->lock);
+}
 
 static void open_side(side_t *c, const epx_rank_config_t *rank) {
     epx_cluster_config_t cfg = {.size = sizeof cfg, .rank = *rank, .on_event = on_event, .on_failure = on_failure, .ctx = c};
@@ -125,6 +137,7 @@ static void open_side(side_t *c, const epx_rank_config_t *rank) {
     cfg.rank.n_threads = 1;
     cfg.rank.timeout_ns = UINT64_C(60000000000);
     memset(c, 0, sizeof *c); /* ids begin anew */
+    c->event_ns = epx_now_ns();
     pthread_mutex_init(&c->lock, NULL);
     if (epx_cluster_create(&cfg, &c->cluster) < 0) FAIL("ranks: %s", epx_error_message());
 }
@@ -168,15 +181,13 @@ static void ask_alone(int question) {
     make_question(&S.pool[question]);
     S.asked = question;
     S.asked_id = submit(&S.alone, &S.pool[question], -1);
-    S.asked_ns = epx_now_ns();
+    touch(&S.alone);
 }
 
 /* 1: the question that was asked has its answer. */
 static int hear_alone(void) {
     const slot_t s = look(&S.alone, S.asked_id);
     question_t *q = &S.pool[S.asked];
-    if (epx_now_ns() - S.asked_ns > STUCK_S * UINT64_C(1000000000))
-        FAIL("alone: request %llu is stuck", (unsigned long long)s.id);
     if (!s.ended) return 0;
     if (s.finish == EPX_FINISH_ERROR || s.n_tokens < 1) FAIL("alone: %s", s.error);
     memcpy(q->out, s.tokens, sizeof q->out);
@@ -214,7 +225,15 @@ static void check_answer(const live_t *l, const slot_t *s) {
     S.n_tokens += (uint64_t)s->n_tokens;
 }
 
+/* Steps, not seconds: a loaded machine is slow, but a request that others overtake for ever is an error. */
+static uint64_t steps_now(void) {
+    epx_rank_stats_t stats[4];
+    if (epx_cluster_reports(S.four.cluster, stats, NULL, 4) < 0) FAIL("reports: %s", epx_error_message());
+    return stats[0].n_steps;
+}
+
 static void look_after(void) {
+    const uint64_t step = steps_now();
     for (int i = 0; i < S.n_live; i++) {
         live_t *l = &S.live[i];
         slot_t s = look(&S.four, l->id);
@@ -227,8 +246,9 @@ static void look_after(void) {
             l->cancelled = 1;
             epx_cluster_cancel(S.four.cluster, l->id);
         }
-        if (epx_now_ns() - l->start_ns > STUCK_S * UINT64_C(1000000000))
-            FAIL("request %llu is stuck after %d tokens", (unsigned long long)l->id, s.n_tokens);
+        if (step > l->start_step + STUCK_STEPS)
+            FAIL("request %llu is stuck after %d tokens: %llu steps since it came", (unsigned long long)l->id, s.n_tokens,
+                 (unsigned long long)(step - l->start_step));
     }
 }
 
@@ -236,8 +256,9 @@ static void add_request(int n_groups) {
     const int question = (int)draw((uint32_t)S.n_pool);
     if (S.pool[question].n_out == 0) return;
     const int cancel_at = draw(6) ? -1 : (int)draw((uint32_t)S.pool[question].max_new);
+    if (S.n_live == 0) touch(&S.four);
     const uint64_t id = submit(&S.four, &S.pool[question], draw(2) ? -1 : (int)draw((uint32_t)n_groups));
-    S.live[S.n_live++] = (live_t){id, epx_now_ns(), question, cancel_at, 0};
+    S.live[S.n_live++] = (live_t){id, steps_now(), question, cancel_at, 0};
 }
 
 /* Random gaps; now and then a burst, now and then nothing for a while, so that ranks go idle and wake up. */
