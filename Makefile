@@ -61,6 +61,12 @@ soak: deps-test
 	@$(MAKE) --no-print-directory with-tests-release
 	scripts/soak
 
+#: make accuracy   word problems in every layout, backend and form against one rank; DATA=FILE: those of a file of GSM8K's form instead
+QUESTIONS ?= 200
+accuracy: deps-test
+	@$(MAKE) --no-print-directory with-tests-release TARGET=model_accuracy
+	build/release/tests/model/model_accuracy $(if $(DATA),$(DATA) $(QUESTIONS),full)
+
 #: make format     rewrite the C files with clang-format
 format: deps-ci
 	scripts/format
@@ -81,5 +87,5 @@ clean:
 help:
 	@sed -n 's/^#: //p' Makefile
 
-.PHONY: all run test asan tsan mutants fuzz soak format lint install clean help
+.PHONY: all run test asan tsan mutants fuzz soak accuracy format lint install clean help
 .PRECIOUS: build/%/build.ninja
