@@ -91,7 +91,8 @@ int main(int argc, char **argv) {
     rig_t r = {.next_id = 1};
     epx_sched_config_t c;
     epx_sched_stats_t st;
-    if (!us || running < 1 || running > MAX_RUNNING || n_steps < 100) FAIL("usage: bench_sched [RUNNING [STEPS [JSON_FILE]]], to %d running, from 100 steps", MAX_RUNNING);
+    if (!us || running < 1 || running > MAX_RUNNING || n_steps < 100)
+        FAIL("usage: bench_sched [RUNNING [STEPS [JSON_FILE]]], to %d running, from 100 steps", MAX_RUNNING);
     epx_sched_config_init(&c, running, CHUNK, 4096);
     c.prefix_cache = 1;
     c.mixed = 1;
@@ -107,10 +108,11 @@ int main(int argc, char **argv) {
     qsort(us, (size_t)n_steps, sizeof *us, ascending);
     epx_sched_stats(r.s, &st);
     const double p50 = us[n_steps / 2], p99 = us[n_steps * 99 / 100];
-    printf("%d running, %d waiting; %.1f rows decoded, %.1f prompt tokens, %.2f ends a step; %.2f of prompts from the cache, %llu "
-           "retractions\n",
-           (int)st.n_running, (int)st.n_waiting, (double)r.n_decode / n_steps, (double)r.n_prefill / n_steps,
-           (double)r.n_ended / n_steps, (double)st.n_cached_tokens / (double)st.n_prefix_tokens, (unsigned long long)st.n_retracted);
+    printf(
+        "%d running, %d waiting; %.1f rows decoded, %.1f prompt tokens, %.2f ends a step; %.2f of prompts from the cache, %llu "
+        "retractions\n",
+        (int)st.n_running, (int)st.n_waiting, (double)r.n_decode / n_steps, (double)r.n_prefill / n_steps,
+        (double)r.n_ended / n_steps, (double)st.n_cached_tokens / (double)st.n_prefix_tokens, (unsigned long long)st.n_retracted);
     printf("scheduler: %.1f us a step (median), %.1f mean, %.1f p99, %.1f most, of %d steps\n", p50, sum / n_steps, p99,
            us[n_steps - 1], n_steps);
     FILE *json = argc > 3 ? fopen(argv[3], "a") : NULL;
@@ -119,7 +121,8 @@ int main(int argc, char **argv) {
         char date[32];
         strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
         fprintf(json,
-                "{\"bench\":\"scheduler\",\"commit\":\"%s\",\"date\":\"%s\",\"running\":%d,\"steps\":%d,\"us_p50\":%.1f,\"us_mean\":%.1f,"
+                "{\"bench\":\"scheduler\",\"commit\":\"%s\",\"date\":\"%s\",\"running\":%d,\"steps\":%d,\"us_p50\":%.1f,\"us_"
+                "mean\":%.1f,"
                 "\"us_p99\":%.1f,\"us_max\":%.1f,\"ends_per_step\":%.2f,\"prompt_tokens_per_step\":%.1f}\n",
                 EPX_COMMIT, date, running, n_steps, p50, sum / n_steps, p99, us[n_steps - 1], (double)r.n_ended / n_steps,
                 (double)r.n_prefill / n_steps);

@@ -1,7 +1,7 @@
 /* Throughput of ranks against each other in one run: layouts of the same model take turns on the same requests, so that what
- * else the machine does hits all of them. The texts of all must be equal, else nothing is printed. Processes as `epx serve` starts
- * them, without HTTP.
- * Usage: bench_serving layouts|prefix MODEL_DIR ROUNDS [JSON_FILE]   appends a line for each comparison */
+ * else the machine does hits all of them. The texts of all must be equal, else nothing is printed. Processes as `epx serve`
+ * starts them, without HTTP. Usage: bench_serving layouts|prefix MODEL_DIR ROUNDS [JSON_FILE]   appends a line for each
+ * comparison */
 #include <epx_commit.h> /* made by the build */
 #include <pthread.h>
 #include <stdio.h>
@@ -138,11 +138,12 @@ static void report(const side_t *s, const workload_t *w, const char *model, int 
     char date[32];
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
     fprintf(json,
-            "{\"bench\":\"serving\",\"commit\":\"%s\",\"date\":\"%s\",\"model\":\"%s\",\"workload\":\"%s\",\"requests\":%d,\"shared\":%d,"
+            "{\"bench\":\"serving\",\"commit\":\"%s\",\"date\":\"%s\",\"model\":\"%s\",\"workload\":\"%s\",\"requests\":%d,"
+            "\"shared\":%d,"
             "\"own\":%d,\"new\":%d,\"layout\":\"%s\",\"against\":\"%s\",\"rounds\":%d,\"tokens_per_s\":%.1f,\"ratio_p50\":%.4f,"
             "\"ratio_p25\":%.4f,\"ratio_p75\":%.4f,\"checked\":true}\n",
-            EPX_COMMIT, date, model, w->name, w->n_requests, w->n_shared, w->n_own, w->n_new, s->l->name, sides[0].l->name, n_rounds,
-            rate, mid, ratio[n_rounds / 4], ratio[n_rounds * 3 / 4]);
+            EPX_COMMIT, date, model, w->name, w->n_requests, w->n_shared, w->n_own, w->n_new, s->l->name, sides[0].l->name,
+            n_rounds, rate, mid, ratio[n_rounds / 4], ratio[n_rounds * 3 / 4]);
 }
 
 static void compare(const layout_t *layouts, int n_sides, const workload_t *w, const char *model, int n_rounds, FILE *json) {
