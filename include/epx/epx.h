@@ -205,9 +205,11 @@ typedef struct {
     float *out_scale;                /* dispatch_recv, fp8 wire, not LISTS: words of the scales, see epx_scale_layout_t */
     int32_t *out_counts;             /* dispatch_recv: [El] rows of each local expert; may be NULL with LISTS */
     int32_t *out_histogram;          /* dispatch_recv: [E] (token, expert) rows over all ranks; NULL: not wanted */
-    const void *add; /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
-    void *stream;    /* CUDA stream; NULL on CPU */
-    int channel;     /* 0 .. n_channels - 1 */
+    const void *add;              /* combine_recv: optional [T, H] of the result's dtype, added in f32 before the one rounding */
+    void *stream;                 /* CUDA stream; NULL on CPU */
+    int channel;                  /* 0 .. n_channels - 1 */
+    const float *combine_weights; /* combine_recv, EXACT without renormalize: optional [T, K] in place of the weights that
+                                     dispatch was given, for callers who know them only then */
 } epx_io_t;
 
 typedef struct {

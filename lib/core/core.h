@@ -78,6 +78,8 @@ epx_status_t epx_validate_dispatch_send(const epx_plan_t *p, const epx_io_t *io)
 epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);
 epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows);
 epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io);
+/* The part of it that is the same on devices. */
+epx_status_t epx_validate_combine_weights(const epx_plan_t *p, const epx_io_t *io);
 /* The same four for a plan on devices: pointers are not read, ids are the caller's word. validate_device.c */
 epx_status_t epx_validate_device_dispatch_send(const epx_plan_t *p, const epx_io_t *io);
 epx_status_t epx_validate_device_dispatch_recv(const epx_plan_t *p, const epx_io_t *io);

@@ -212,7 +212,19 @@ epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, 
     return need(io->x, "x", rows * p->cfg.hidden);
 }
 
+epx_status_t epx_validate_combine_weights(const epx_plan_t *p, const epx_io_t *io) {
+    if (io->combine_weights == NULL) return EPX_OK;
+    if (p->cfg.combine != EPX_COMBINE_EXACT)
+        return epx_fail(EPX_ERR_ARG,
+                        "io->combine_weights is set with combine PARTIAL, whose ranks weigh their rows before they send "
+                        "them; legal: only with EXACT");
+    if (p->cfg.renormalize)
+        return epx_fail(EPX_ERR_ARG, "io->combine_weights is set with renormalize 1; legal: only with renormalize 0");
+    return EPX_OK;
+}
+
 epx_status_t epx_validate_combine_recv(const epx_plan_t *p, const epx_io_t *io) {
+    EPX_TRY(epx_validate_combine_weights(p, io));
     int n = p->channels[io->channel].n_tokens;
     return n == 0 ? EPX_OK : need(io->out_x, "out_x", (int64_t)n * p->cfg.hidden);
 }

@@ -53,6 +53,8 @@ epx_status_t epx_validate_device_combine_send(const epx_plan_t *p, const epx_io_
 }
 
 epx_status_t epx_validate_device_combine_recv(const epx_plan_t *p, const epx_io_t *io) {
+    EPX_TRY(epx_validate_combine_weights(p, io));
+    EPX_TRY(aligned(io->combine_weights, "combine_weights", sizeof(float)));
     EPX_TRY(aligned(io->add, "add", 16));
     return p->channels[io->channel].n_tokens == 0 ? EPX_OK : need(io->out_x, "out_x", 16);
 }

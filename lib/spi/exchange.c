@@ -256,18 +256,20 @@ void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_t
     else send_partial(p, channel, x, all_tokens);
 }
 
-/* Terms of an own token in k order; a repeat of an id names the row of its first place. */
-static int exact_terms(const epx_plan_t *p, int channel, size_t t, epx_row_term_t *terms) {
+/* Terms of an own token in k order; a repeat of an id names the row of its first place. late: weights given to combine, or NULL.
+ */
+static int exact_terms(const epx_plan_t *p, int channel, size_t t, const float *late, epx_row_term_t *terms) {
     const epx_channel_t *ch = &p->channels[channel];
     int source = epx_plan_source(p, p->rank), n = 0;
     size_t k_max = (size_t)p->cfg.top_k;
     const int32_t *ids = ch->routes.ids[source] + t * k_max;
+    const float *weights = late != NULL ? late : ch->routes.weights[source];
     for (size_t i = 0; i < k_max; i++) {
         size_t k = EPX_MUTANT(wrong_k_order) ? k_max - 1 - i : i, first = 0;
         if (ids[k] < 0 || epx_place_of(ch->place, ids[k], source, (uint32_t)t) == NULL) continue;
         while (ids[first] != ids[k]) first++;
         terms[n].row = c_row(p, channel, first, t);
-        terms[n++].weight = ch->routes.weights[source][t * k_max + k];
+        terms[n++].weight = weights[t * k_max + k];
     }
     return n;
 }
@@ -296,7 +298,8 @@ epx_status_t epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, in
         char *out = (char *)io->out_x + t * out_bytes;
         const void *add = io->add == NULL ? NULL : (const char *)io->add + t * out_bytes;
         int exact = p->cfg.combine == EPX_COMBINE_EXACT;
-        int n_terms = exact ? exact_terms(p, channel, t, terms) : partial_sum_terms(p, channel, t, all_tokens);
+        int n_terms =
+            exact ? exact_terms(p, channel, t, io->combine_weights, terms) : partial_sum_terms(p, channel, t, all_tokens);
         EPX_TRY(epx_debug_check_terms(p, channel, t, terms, n_terms));
         if (exact) epx_row_weighted_sum(out, &p->out_form, terms, n_terms, &p->combine_form, add, h);
         else epx_row_plain_sum(out, &p->out_form, terms, n_terms, &p->combine_form, add, h);

@@ -83,7 +83,7 @@ typedef struct {
 typedef struct {
     const void *x;
     const int32_t *ids;
-    const float *weights;
+    const float *weights; /* combine: NULL, or in place of those that dispatch was given (exact only) */
     int32_t n_tokens;
     const uint32_t *n_tokens_device;
     void *out_x; /* dispatch: expert-major rows; NULL: lists, rows stay in the slab */

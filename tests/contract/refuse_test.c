@@ -359,6 +359,44 @@ static void world_fields(void **state) {
     assert_int_equal(th_launch(TH_THREADS, 1, body_world, NULL, 20, NULL), 0);
 }
 
+/* ---- weights of combine ---- */
+
+/* They are refused where no rank could use them, before anything is sent. */
+static int body_late_weights(th_rank_t *r) {
+    bench_t b;
+    static const char *const fields[] = {"PARTIAL", "renormalize"};
+    const float weights[K] = {0};
+    if (setup(r, &b) != 0) return -1;
+    for (int i = 0; i < 2; i++) {
+        epx_plan_config_t cfg;
+        epx_io_t io;
+        int32_t counts[E];
+        float rows[E * 2 * T * H];
+        th_plan_config(&b.c, &cfg);
+        if (i == 0) cfg.combine = EPX_COMBINE_PARTIAL;
+        else cfg.renormalize = 1;
+        TH_OK(r, epx_plan_create(b.g, &cfg, &b.p));
+        epx_io_init(&io);
+        io.out_x = rows, io.out_counts = counts;
+        TH_OK(r, epx_dispatch(b.p, &io));
+        io.x = rows, io.combine_weights = weights;
+        TH_STATUS(r, epx_combine(b.p, &io), EPX_ERR_ARG);
+        TH_CHECK(r, strstr(epx_last_error(), "combine_weights") && strstr(epx_last_error(), fields[i]), "message: %s",
+                 epx_last_error());
+        io.combine_weights = NULL;
+        TH_OK(r, epx_combine(b.p, &io));
+        epx_plan_destroy(b.p);
+        b.p = NULL;
+    }
+    teardown(&b);
+    return 0;
+}
+
+static void weights_of_combine(void **state) {
+    (void)state;
+    assert_int_equal(th_launch(TH_THREADS, 2, body_late_weights, NULL, 20, NULL), 0);
+}
+
 /* ---- NULL handles ---- */
 
 static int body_nulls(th_rank_t *r) {
@@ -591,6 +629,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_rank_with_a_bad_config),
         cmocka_unit_test(one_rank_without_a_config),
         cmocka_unit_test(world_fields),
+        cmocka_unit_test(weights_of_combine),
         cmocka_unit_test(null_handles),
         cmocka_unit_test(io_fields),
         cmocka_unit_test(order_of_calls),

@@ -23,7 +23,8 @@ static const struct {
     int n_experts, top_k, hidden, max_tokens;
 } shape_values[N_SHAPES] = {{7, 2, 64, 5},  {16, 4, 128, 8}, {13, 8, 208, 3},  {70, 64, 16, 2},  {32, 6, 256, 4},
                             {3, 3, 96, 40}, {5, 1, 2064, 6}, {16, 4, 64, 150}, {40, 33, 32, 135}};
-static const unsigned opts_values[N_OPTS] = {0, TH_HALVES | TH_ADD, TH_NO_COUNTS, TH_HALVES | TH_DELAYS, TH_ADD | TH_DELAYS};
+static const unsigned opts_values[N_OPTS] = {0, TH_HALVES | TH_ADD, TH_NO_COUNTS | TH_LATE, TH_HALVES | TH_DELAYS | TH_LATE,
+                                             TH_ADD | TH_DELAYS};
 
 typedef struct {
     int n_devices, n_steps, w;

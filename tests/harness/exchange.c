@@ -24,6 +24,7 @@ struct th_open {
     size_t n_out_words;
     uint32_t *out_scale;
     int32_t *counts, *histogram;
+    float *other_weights;      /* [T, K] that are not the batch's */
     unsigned char *y, *result; /* expert outputs; combine output */
     size_t y_bytes, result_bytes;
     th_device_t *device;
@@ -182,6 +183,9 @@ static void open_buffers(const th_case_t *c, th_open_t *o, const epx_plan_info_t
     o->y = poisoned(o->y_bytes);
     o->result_bytes = (size_t)o->batches[o->rank].n_tokens * h * (size_t)th_dtype_bytes(th_result_dtype(s));
     o->result = poisoned(o->result_bytes);
+    size_t n_weights = (size_t)o->batches[o->rank].n_tokens * (size_t)s->top_k;
+    o->other_weights = poisoned(n_weights * sizeof(float));
+    for (size_t i = 0; i < n_weights; i++) o->other_weights[i] = 3.5f;
 }
 
 static void open_free(const th_case_t *c, th_open_t *o) {
@@ -192,6 +196,7 @@ static void open_free(const th_case_t *c, th_open_t *o) {
     free(o->out_scale);
     free(o->counts);
     free(o->histogram);
+    free(o->other_weights);
     free(o->y);
     free(o->result);
     free(o);
@@ -218,6 +223,8 @@ static int place_dispatch(th_rank_t *r, const th_case_t *c, th_open_t *o) {
     return 0;
 }
 
+static int late_weights(const th_case_t *c) { return (c->opts & TH_LATE) && c->shape.mode == EPX_COMBINE_EXACT; }
+
 static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
     const th_shape_t *s = &c->shape;
     const th_batch_t *b = &o->batches[o->rank];
@@ -233,7 +240,7 @@ static int fill_io(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     }
     o->io.x_scale = (const float *)(const void *)b->x_scale;
     o->io.ids = b->ids;
-    o->io.weights = b->weights;
+    o->io.weights = late_weights(c) ? o->other_weights : b->weights;
     o->io.n_tokens = b->n_tokens;
     int packed = s->layout != EPX_LAYOUT_LISTS;
     o->io.out_x = packed ? o->out_x : NULL;
@@ -439,8 +446,10 @@ static int fill_combine(th_rank_t *r, const th_case_t *c, th_open_t *o) {
     o->io.out_x = o->result;
     o->io.add = c->opts & TH_ADD ? o->batches[o->rank].add : NULL;
     o->io.n_tokens = o->batches[o->rank].n_tokens;
+    o->io.combine_weights = late_weights(c) ? o->batches[o->rank].weights : NULL;
     if (o->device == NULL) return 0;
     o->io.stream = o->device->stream;
+    PLACE(r, o, combine_weights, (size_t)o->io.n_tokens * (size_t)c->shape.top_k * sizeof(float), 0);
     PLACE(r, o, x, o->y_bytes, 0);
     PLACE(r, o, add, o->result_bytes, 0);
     PLACE(r, o, out_x, o->result_bytes + GUARD_BYTES, 1);

@@ -13,7 +13,8 @@ enum {
     TH_HISTOGRAM = 4,  /* ask for out_histogram */
     TH_ADD = 8,        /* give an add operand */
     TH_NO_COUNTS = 16, /* LISTS: out_counts is NULL */
-    TH_DELAYS = 32     /* ranks sleep at random between the halves */
+    TH_DELAYS = 32,    /* ranks sleep at random between the halves */
+    TH_LATE = 64       /* EXACT: weights are given to combine_recv; dispatch gets others */
 };
 
 typedef struct {

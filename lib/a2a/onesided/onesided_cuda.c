@@ -239,7 +239,7 @@ static epx_status_t dispatch_halves(epx_plan_t *p, const epx_io_t *io, int halve
 
 static epx_status_t combine_halves(epx_plan_t *p, const epx_io_t *io, int halves) {
     state_t *s = state_of(p);
-    epx_gpu_io_t g = {.x = io->x, .out_x = io->out_x, .add = io->add};
+    epx_gpu_io_t g = {.x = io->x, .weights = io->combine_weights, .out_x = io->out_x, .add = io->add};
     return epx_cuda_check(epx_cuda()->combine(s->device, &s->gpu, &g, halves, 0, io->stream), "launch of combine");
 }
 

@@ -404,7 +404,8 @@ static epx_status_t combine_recv(epx_plan_t *p, const epx_io_t *io) {
     EPX_TRY(wait_all(p, io->channel, "combine", epx_flag_c_off));
     for (size_t t = 0; t < (size_t)ch->n_tokens; t++) {
         const int32_t *ids = ch->routes.ids[source] + t * k_max;
-        const float *weights = ch->routes.weights[source] + t * k_max;
+        const float *all = io->combine_weights != NULL ? io->combine_weights : ch->routes.weights[source];
+        const float *weights = all + t * k_max;
         for (size_t k = 0; k < k_max; k++) {
             rows[k] = answer(p, io->channel, (uint32_t)t, ids[k]);
             ranks[k] = computes(p, io->channel, ids[k], source, t);

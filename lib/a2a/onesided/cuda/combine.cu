@@ -205,7 +205,7 @@ template <int HALVES> __device__ __forceinline__ Sum<HALVES> rows_of(const Combi
         s.plane[h] = s.peer[h] = -1, s.weight[h] = 0.0f;
         if (ids.id[h] >= 0) {
             uint4 v = load_word(words + k / 3 * 16);
-            s.weight[h] = __uint_as_float(k % 3 == 0 ? v.x : k % 3 == 1 ? v.y : v.z);
+            s.weight[h] = c.io.weights ? c.io.weights[(int64_t)t * c.p.top_k + k] : __uint_as_float(k % 3 == 0 ? v.x : k % 3 == 1 ? v.y : v.z);
             s.plane[h] = k, s.peer[h] = (int)(c.home[ids.id[h]] >> 16);
         }
     }
