@@ -43,7 +43,7 @@ class Io(ctypes.Structure):
 
 
 class PlanInfo(ctypes.Structure):
-    _fields_ = [("size", c_uint32), ("backend", c_char_p), ("transport", c_char_p), ("n_local_experts", c_int),
+    _fields_ = [("size", c_uint32), ("backend", c_char_p), ("transport", c_char_p), ("layout", c_int), ("n_local_experts", c_int),
                 ("placement_version", c_uint64), ("row_cap", c_int), ("max_rows", c_size_t), ("scale_words", c_size_t),
                 ("scale_gap", c_size_t), ("slab_bytes", c_size_t), ("private_bytes", c_size_t), ("epoch", c_uint64)]
 
@@ -90,6 +90,7 @@ CALLS = {
     "epx_plan_config_init": (None, [POINTER(PlanConfig)]),
     "epx_io_init": (None, [POINTER(Io)]),
     "epx_plan_bytes": ("status", [POINTER(PlanConfig), c_int, POINTER(c_size_t)]),
+    "epx_plan_bytes_hosts": ("status", [POINTER(PlanConfig), c_int, c_int, POINTER(c_size_t)]),
     "epx_group_plan_bytes": ("status", [c_void_p, POINTER(PlanConfig), POINTER(c_size_t)]),
     "epx_plan_create": ("status", [c_void_p, POINTER(PlanConfig), POINTER(c_void_p)]),
     "epx_plan_info": ("status", [c_void_p, POINTER(PlanInfo)]),

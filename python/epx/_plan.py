@@ -104,6 +104,7 @@ class PlanInfo:
 
     backend: str
     transport: str
+    layout: str
     n_local_experts: int
     placement_version: int
     row_cap: int
@@ -228,7 +229,8 @@ class Plan:
     def info(self) -> PlanInfo:
         c = _library.PlanInfo(size=ctypes.sizeof(_library.PlanInfo))
         library().epx_plan_info(self.handle(), byref(c))
-        return PlanInfo(c.backend.decode(), c.transport.decode(), c.n_local_experts, c.placement_version, c.row_cap, c.max_rows,
+        layout = ("lists", "expert_major", "contiguous")[c.layout]
+        return PlanInfo(c.backend.decode(), c.transport.decode(), layout, c.n_local_experts, c.placement_version, c.row_cap, c.max_rows,
                         c.scale_words, c.scale_gap, c.slab_bytes, c.private_bytes, c.epoch)
 
     def shape_info(self) -> PlanInfo:

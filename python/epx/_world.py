@@ -230,10 +230,13 @@ class Group(Handle):
             self._handle = None
 
 
-def plan_bytes(n_ranks: int, config: Optional[PlanConfig] = None, **fields: Any) -> int:
-    """Bytes that a plan of this shape takes on each of n_ranks ranks, on CPUs."""
+def plan_bytes(n_ranks: int, config: Optional[PlanConfig] = None, *, n_here: Optional[int] = None, **fields: Any) -> int:
+    """Bytes that a plan of this shape takes on a rank of n_ranks, on CPUs. n_here: ranks on its host; None: all."""
     c, keep = (config if config is not None else PlanConfig(**fields)).to_c()
     out = c_size_t()
-    library().epx_plan_bytes(byref(c), n_ranks, byref(out))
+    if n_here is None:
+        library().epx_plan_bytes(byref(c), n_ranks, byref(out))
+    else:
+        library().epx_plan_bytes_hosts(byref(c), n_ranks, n_here, byref(out))
     del keep
     return out.value

@@ -50,9 +50,9 @@ def registered_group(name: str) -> Any:
     """The c10d group of that name, or None."""
     if distributed() is None:
         return None
-    from torch._C._distributed_c10d import _resolve_process_group
+    c10d: Any = torch_module()._C._distributed_c10d
     try:
-        return _resolve_process_group(name)
+        return c10d._resolve_process_group(name)
     except (RuntimeError, ValueError, KeyError):
         return None
 
@@ -151,8 +151,9 @@ class Nvshmem:
     def __init__(self, world: epx.World, device: int):
         self.world, self.device = world, device
         self.rank, self.n_ranks = world.rank, world.n_ranks
-        self.group = world.group(device=device)
+        self.group: Any = world.group(device=device)
         self.plans: dict = {}
+        self.barrier_block: Any = None
 
     def close(self) -> None:
         for plan, _ in self.plans.values():

@@ -1,5 +1,6 @@
 """AllToAll: pplx_kernels' exchange, by one plan of libepx."""
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any, List, Optional, Tuple
 
@@ -13,6 +14,7 @@ from ._tensors import FLOATS, copy, copy_rows, full, is_tensor, keep_for_stream,
 _ONE_BYTE = ("float8_e4m3fn", "float8_e4m3", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "uint8", "int8")
 _NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _DEFAULT_TIMEOUT_S = 60.0
+_WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,22 @@ def _float_name(value: Any, field: str) -> Optional[str]:
     return name
 
 
+def _refuse_capture(what: str) -> None:
+    torch = torch_module()
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise epx.StateError(f"{what} inside a graph capture; do it once before the capture")
+
+
+def _watch(plan: epx.Plan, stop: threading.Event) -> None:
+    """Ask now and then whether a peer has died: that ends the waits of kernels, also while the host waits for the stream. The error
+    stays with the plan and is raised by its next call."""
+    while not stop.wait(_WATCH_S):
+        try:
+            plan.poll()
+        except epx.Error:
+            return
+
+
 class AllToAll:
     """Dispatch and combine with the shapes, dtypes and order of pplx_kernels' AllToAll. Made by intranode() or internode(); every rank makes
     every call, also without tokens. One exchange is in flight.
@@ -91,6 +109,7 @@ class AllToAll:
     def __init__(self, shape: _Shape, group_name: Optional[str], device: Any, expert_dtype: Any, out_dtype: Any,
                  timeout_s: Optional[float]):
         shape.check()
+        _refuse_capture("an AllToAll is made")
         self._shape, self._device = shape, _bootstrap.device_index(device)
         self._timeout_s = float(os.environ.get("EPX_TIMEOUT_S", _DEFAULT_TIMEOUT_S)) if timeout_s is None else timeout_s
         expert, out = _float_name(expert_dtype, "expert_dtype"), _float_name(out_dtype, "out_dtype")
@@ -100,6 +119,7 @@ class AllToAll:
         self._plan: Any = None
         self._group: Any = None
         self._buffers: dict = {}
+        self._watcher: Optional[threading.Thread] = None
         self._m, self._n = 0, 0  # rows of dp_x of the exchange in flight, and tokens (CPU)
         self._world, self._own_world = _bootstrap.find_world(group_name, shape.rank, shape.world_size)
         try:
@@ -154,6 +174,16 @@ class AllToAll:
                                       timeout_s=self._timeout_s)
         self._dtypes = (expert, out)
         self._info = self._plan.info
+        if self._device >= 0:
+            self._stop = threading.Event()
+            self._watcher = threading.Thread(target=_watch, args=(self._plan, self._stop), name="epx-watch", daemon=True)
+            self._watcher.start()
+
+    def _stop_watch(self) -> None:
+        if self._watcher is not None:
+            self._stop.set()
+            self._watcher.join()
+            self._watcher = None
 
     @property
     def plan(self) -> epx.Plan:
@@ -362,6 +392,8 @@ class AllToAll:
         if self._fixed:
             raise ArgumentError(f"expert_y is {_NAMES[expert]} and out_tokens {_NAMES[out]}; this AllToAll was made for expert_dtype "
                                 f"{_NAMES[self._dtypes[0]]} and out_dtype {_NAMES[self._dtypes[1]]}")
+        _refuse_capture(f"combine with expert_y {_NAMES[expert]} and out_tokens {_NAMES[out]} needs another plan")
+        self._stop_watch()
         self._plan.close()
         self._make_plan(expert, out)
         self._redispatch(ids, bound_m)
@@ -391,6 +423,7 @@ class AllToAll:
 
     def destroy(self) -> None:
         """Give the memory back. Collective; a second call does nothing."""
+        self._stop_watch()
         for obj in (self._plan, self._group, self._world if self._own_world else None):
             if obj is not None:
                 obj.close()

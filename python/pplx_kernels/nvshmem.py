@@ -193,6 +193,6 @@ def nvshmem_barrier_all_on_current_stream() -> None:
     torch = torch_module()
     if torch is None:
         raise epx.StateError("nvshmem_barrier_all_on_current_stream() on a GPU needs torch")
-    if not hasattr(s, "barrier_block"):
+    if s.barrier_block is None:
         s.barrier_block = torch.zeros((2, s.n_ranks, 16), dtype=torch.uint8, device=f"cuda:{s.device}")
     nvshmem_alltoall(s.barrier_block[1], s.barrier_block[0])

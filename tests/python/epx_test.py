@@ -286,6 +286,9 @@ def fields_are_refused_by_name():
             world.group(device=0)
         with refused(epx.ArgumentError, "n_bytes is 257", "256"):
             group.allgather(bytes(257))
+        assert epx.plan_bytes(4, n_here=2, **good) > epx.plan_bytes(4, **good) == epx.plan_bytes(4, n_here=4, **good)
+        with refused(epx.ArgumentError, "n_here"):
+            epx.plan_bytes(4, n_here=5, **good)
         assert group.allgather(b"abc") == [b"abc"] and group.caps.max_top_k == 64 and group.dead_rank is None
     for kind, call, *parts in [
         (epx.ArgumentError, lambda: epx.World("carrier-pigeon"), "carrier-pigeon", "tcp:HOST:PORT"),
