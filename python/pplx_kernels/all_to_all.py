@@ -227,7 +227,7 @@ class AllToAll:
             raise epx.CapacityError(f"{field} has {rows} rows; legal: 0 to max_num_tokens = {self._shape.max_num_tokens}")
         io = self.plan._io(0, None)
         io.n_tokens = self._count(bound_m, rows)
-        if bound_m is not None and self._device >= 0:
+        if bound_m is not None and self._device >= 0 and rows > 0:  # without rows there is nothing to bound
             io.n_tokens_device = look(bound_m, "bound_m", ("uint32", "int32"), self._device, (1,)).ptr
         return io
 

@@ -18,12 +18,12 @@ SEED = int(os.environ.get("EPX_TEST_SEED", "1"))
 def run_cases(cases):
     """Run functions, print one line each; exit 1 if one failed."""
     wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
-    bad = []
+    bad, n = [], 0
     print(f"seed {SEED}", flush=True)
     for case in cases:
         if wanted and case.__name__ not in wanted:
             continue
-        start = time.monotonic()
+        start, n = time.monotonic(), n + 1
         try:
             case()
             print(f"ok {case.__name__} ({time.monotonic() - start:.2f} s)", flush=True)
@@ -31,7 +31,7 @@ def run_cases(cases):
             bad.append(case.__name__)
             traceback.print_exc()
             print(f"FAILED {case.__name__}", flush=True)
-    print(f"{len(cases) - len(bad)} passed, {len(bad)} failed")
+    print(f"{n - len(bad)} passed, {len(bad)} failed")
     sys.exit(1 if bad else 0)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """pplx_kernels with torch: torch_gpu_test.py [--cpu] [--ranks N] [CASE...], with EPX_LIBRARY (and EPX_CUDA_MODULE) set.
 
-Not part of CI, which has no torch. Runs N processes, by default one for each GPU; --cpu: all of it that needs no GPU, on CPU tensors. SGLang's
+Not part of CI, which has no torch. Runs N processes, by default one for each GPU; with more, they share GPUs and take turns; --cpu: all of it that needs no GPU, on CPU tensors. SGLang's
 sequence of calls (a c10d group registered by name, zero-filled outputs, uint32 indices, bound_m, outputs of the full capacity),
 compared bit for bit with a dense oracle in float64 whose sums are exact; CUDA graphs; torch.compile; epx itself with tensors; a killed peer.
 Prints a line a case; exit 77: torch or the GPUs are not there.
