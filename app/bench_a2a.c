@@ -14,7 +14,7 @@
 
 #include "app/bench_a2a.h"
 #include "app/commands.h"
-#include "app/options.h"
+#include "app/page.h"
 
 typedef struct {
     int help;
@@ -283,32 +283,28 @@ static int run_all(const settings_t *o, bench_run_t *want) {
     return code;
 }
 
-static int print_help(void) {
-    epx_str_t text = {0};
-    if (epx_str_append_z(&text,
-                         "NAME\n    epx bench a2a - measure dispatch and combine between ranks on this machine\n\nSYNOPSIS\n"
-                         "    epx bench a2a [OPTION]...\n\nOPTIONS\n") < 0 ||
-        epx_options_help(&table, 0, &text) < 0)
-        return epx_print_error();
-    fputs(text.data, stdout);
-    epx_str_fini(&text);
-    return 0;
-}
+const epx_page_t epx_page_bench_a2a = {"epx bench a2a",
+                                       "measure dispatch and combine between ranks on this machine",
+                                       "epx bench a2a [OPTION]...",
+                                       "Every rank is a process pinned to a core. Every variant is checked against the sum "
+                                       "computed from its inputs, then timed in turn with "
+                                       "the others; docs/benchmarks.md says how.",
+                                       "    epx bench a2a\n"
+                                       "    epx bench a2a --ranks 4 --shapes 256x8x7168 --tokens 8,128 --json out.jsonl\n",
+                                       NULL,
+                                       NULL,
+                                       NULL,
+                                       &table,
+                                       0};
 
-int epx_command_bench(int argc, char **argv) {
+int epx_command_bench_a2a(int argc, char **argv) {
     settings_t o = defaults;
     epx_str_t problems = {0};
     int code;
-    if (argc < 3 || strcmp(argv[2], "a2a") != 0) {
-        int help = argc >= 3 && (strcmp(argv[2], "--help") == 0 || strcmp(argv[2], "-h") == 0);
-        if (help) return print_help();
-        fprintf(stderr, "epx bench: what to measure? There is: a2a. `epx bench a2a --help` lists its flags.\n");
-        return 2;
-    }
     bench_run_t *want = calloc(1, sizeof *want);
     if (!want) return epx_fail(EPX_ERR_NOMEM, "no memory for the jobs") < 0 ? epx_print_error() : 1;
     epx_status_t s = epx_options_parse(&table, 0, 3, argc, argv, &o, &problems);
-    if (s >= 0 && o.help) code = print_help();
+    if (s >= 0 && o.help) code = epx_page_print_help(&epx_page_bench_a2a);
     else if (s < 0 || check(&o, want, &problems) < 0) code = epx_print_error();
     else if (problems.n_bytes) {
         fprintf(stderr, "%s`epx bench a2a --help` lists all flags.\n", problems.data);

@@ -15,5 +15,7 @@ epx_status_t epx_eval_ranks(const epx_settings_t *o, epx_eval_body_fn body, void
 epx_status_t epx_eval_perplexity(const epx_settings_t *o);
 /* Compare with the reference values of o->reference and print. *out_over: 1 when something is over the tolerance. */
 epx_status_t epx_eval_logits(const epx_settings_t *o, int *out_over);
+/* Ask the word problems of o->data_path and print the scores. *out_failed: 1 when a question was not answered. */
+epx_status_t epx_eval_gsm8k(const epx_settings_t *o, int *out_failed);
 
 #endif

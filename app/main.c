@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "app/commands.h"
+#include "app/page.h"
 #include "base/log.h"
 #include "epx/epx.h"
 
@@ -24,10 +25,12 @@ static const struct {
 static const struct {
     const char *name, *purpose;
     int (*run)(int argc, char **argv);
-} tools[] = {{"bench", "measure the exchange between ranks on this machine", epx_command_bench},
-             {"plan", "compute what an exchange costs on any number of ranks", epx_command_plan}};
+} tools[] = {{"bench", "measure a server, or the exchange between ranks on this machine", epx_command_bench},
+             {"plan", "compute what an exchange costs on any number of ranks", epx_command_plan},
+             {"completion", "print the completion script of bash, zsh or fish", epx_command_completion},
+             {"man", "print the manual page", epx_command_man}};
 enum { N_TOOLS = sizeof tools / sizeof tools[0] };
-static const char *const names[] = {"serve", "generate", "info", "demo", "eval", "bench", "plan", NULL};
+static const char *const names[] = {"serve", "generate", "info", "demo", "eval", "bench", "plan", "completion", "man", NULL};
 
 /* ---- log lines ---- */
 
@@ -76,6 +79,33 @@ static void print_usage(FILE *out) {
     fprintf(out, "\n`epx COMMAND --help` describes a command; `epx --version` prints the version.\n");
 }
 
+/* ---- the manual ---- */
+
+static int print_text(epx_status_t s, epx_str_t *text) {
+    int code = EXIT_DONE;
+    if (s < 0) code = epx_print_error();
+    else if (fputs(epx_str_z(text), stdout) < 0 || fflush(stdout) != 0) code = EXIT_FAILED;
+    epx_str_fini(text);
+    return code;
+}
+
+int epx_command_man(int argc, char **argv) {
+    epx_str_t text = {0};
+    if (argc > 2) {
+        fprintf(stderr, "epx man: unexpected argument \"%s\"; it takes none. To read it: epx man | man -l -\n", argv[2]);
+        return EXIT_USAGE;
+    }
+    return print_text(epx_manual_roff(&text), &text);
+}
+
+int epx_command_completion(int argc, char **argv) {
+    epx_str_t text = {0};
+    epx_status_t s = argc == 3 ? epx_manual_completion(argv[2], &text) : EPX_ERR_ARG;
+    if (s != EPX_ERR_ARG) return print_text(s, &text);
+    fprintf(stderr, "epx completion: which shell? Legal: bash, zsh, fish. For this bash: source <(epx completion bash)\n");
+    return EXIT_USAGE;
+}
+
 static int find(const char *const *list, const char *word) {
     for (int i = 0; list[i]; i++)
         if (strcmp(list[i], word) == 0) return i;
@@ -83,17 +113,11 @@ static int find(const char *const *list, const char *word) {
 }
 
 static int refuse_command(const char *word) {
-    fprintf(stderr, "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, eval, bench, plan\n",
+    fprintf(stderr,
+            "epx: unknown command \"%s\"; did you mean %s? There are: serve, generate, info, demo, eval, bench, "
+            "plan, completion, man\n",
             word, epx_options_nearest(names, word));
     return EXIT_USAGE;
-}
-
-static int print_help(int command) {
-    epx_str_t text = {0};
-    if (epx_settings_help((epx_command_t)command, &text) < 0) return epx_print_error();
-    fputs(text.data, stdout);
-    epx_str_fini(&text);
-    return EXIT_DONE;
 }
 
 /* One line each, all at once. */
@@ -153,7 +177,7 @@ static int run_command(int command, int argc, char **argv) {
     s = epx_options_parse(&epx_settings_table, command, take_words(command, argc, argv, &o), argc, argv, &o, &problems);
     if (s >= 0 && o.help) {
         epx_str_fini(&problems);
-        return print_help(command);
+        return epx_page_print_help(epx_settings_page((epx_command_t)command));
     }
     if (s >= 0) s = epx_settings_validate(&o, (epx_command_t)command, &problems);
     if (s < 0) code = epx_print_error();

@@ -48,6 +48,8 @@ epx_status_t epx_options_parse(const epx_option_table_t *t, int command_idx, int
                                epx_str_t *problems);
 /* Append one line for every NOTED option that was given: its name and its help text. */
 epx_status_t epx_options_notes(const epx_option_table_t *t, const void *settings, epx_str_t *out);
+/* Append names and value of an option: "--tp-size, --tp N". */
+epx_status_t epx_option_usage(epx_str_t *out, const epx_option_t *o);
 /* Append the options of a command, one paragraph each, wrapped at 80 columns. */
 epx_status_t epx_options_help(const epx_option_table_t *t, int command_idx, epx_str_t *out);
 /* Append one paragraph, each line indented by `indent`, wrapped at 80 columns. */

@@ -24,7 +24,7 @@ epx_status_t epx_options_wrap(epx_str_t *out, const char *text, int indent) {
 }
 
 static epx_status_t append_value(epx_str_t *out, const epx_option_t *o) {
-    if (o->kind == EPX_OPTION_FLAG) return EPX_OK;
+    if (o->kind == EPX_OPTION_FLAG || o->kind == EPX_OPTION_NOTED_FLAG) return EPX_OK;
     if (o->kind == EPX_OPTION_CHOICE) {
         EPX_TRY(epx_str_append_z(out, " {"));
         for (const char *p = o->choices; *p; p++) EPX_TRY(epx_str_append(out, *p == '|' ? "," : p, 1));
@@ -33,10 +33,15 @@ static epx_status_t append_value(epx_str_t *out, const epx_option_t *o) {
     return epx_str_printf(out, " %s", o->value ? o->value : "VALUE");
 }
 
-static epx_status_t append_option(epx_str_t *out, const epx_option_t *o) {
-    EPX_TRY(epx_str_printf(out, "%*s--%s", NAME_INDENT, "", o->name));
+epx_status_t epx_option_usage(epx_str_t *out, const epx_option_t *o) {
+    EPX_TRY(epx_str_printf(out, "--%s", o->name));
     if (o->alias) EPX_TRY(epx_str_printf(out, ", --%s", o->alias));
-    EPX_TRY(append_value(out, o));
+    return append_value(out, o);
+}
+
+static epx_status_t append_option(epx_str_t *out, const epx_option_t *o) {
+    EPX_TRY(epx_str_printf(out, "%*s", NAME_INDENT, ""));
+    EPX_TRY(epx_option_usage(out, o));
     EPX_TRY(epx_str_append_z(out, "\n"));
     return epx_options_wrap(out, o->help, HELP_INDENT);
 }

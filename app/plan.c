@@ -6,6 +6,7 @@
 
 #include "app/chart.h"
 #include "app/commands.h"
+#include "app/page.h"
 #include "app/plan_model.h"
 #include "engine/model/common/json_doc.h"
 
@@ -212,17 +213,19 @@ static epx_status_t draw(const job_t *j) {
     return s;
 }
 
-static int print_help(void) {
-    epx_str_t text = {0};
-    if (epx_str_append_z(&text,
-                         "NAME\n    epx plan - what an exchange costs by arithmetic: bytes, memory, time\n\nSYNOPSIS\n"
-                         "    epx plan (--model-path DIR | --hidden N --experts N --top-k N) [OPTION]...\n\nOPTIONS\n") < 0 ||
-        epx_options_help(&table, 0, &text) < 0)
-        return epx_print_error();
-    fputs(text.data, stdout);
-    epx_str_fini(&text);
-    return 0;
-}
+const epx_page_t epx_page_plan = {"epx plan",
+                                  "what an exchange costs by arithmetic: bytes, memory, time",
+                                  "epx plan (--model-path DIR | --hidden N --experts N --top-k N) [OPTION]...",
+                                  "Bytes, buffers and times of the exchange of one model for numbers of ranks and tokens; "
+                                  "docs/benchmarks.md has the formulas. Starts "
+                                  "nothing.",
+                                  "    epx plan --model-path models/tinymoe-math\n"
+                                  "    epx plan --hidden 7168 --experts 256 --top-k 8 --layers 58 --ranks 8,64\n",
+                                  NULL,
+                                  NULL,
+                                  NULL,
+                                  &table,
+                                  0};
 
 static int run(const job_t *j) {
     epx_status_t s = EPX_OK;
@@ -246,7 +249,7 @@ int epx_command_plan(int argc, char **argv) {
     int code = 2;
     epx_status_t s = epx_options_parse(&table, 0, 2, argc, argv, &o, &problems);
     if (s >= 0 && o.help) {
-        code = print_help();
+        code = epx_page_print_help(&epx_page_plan);
     } else if (s < 0 || check(&o, &j, &problems) < 0) {
         code = epx_print_error();
     } else if (problems.n_bytes) {

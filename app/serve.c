@@ -48,6 +48,8 @@ static void pass_failure(void *http, const char *message) {
     ring();
 }
 
+static void pass_failure_only(void *http, const char *message) { epx_http_on_failure(http, message); }
+
 static int port_is_free(const char *host, int port) {
     struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE, .ai_socktype = SOCK_STREAM}, *a;
     char number[16];
@@ -128,13 +130,15 @@ static const char *api_key(const epx_settings_t *o) {
     return key && key[0] ? key : NULL;
 }
 
-int epx_serve_session(epx_session_t *s, int search) {
+static const char *model_name(const epx_settings_t *o) { return o->served_model_name ? o->served_model_name : o->model_path; }
+
+static epx_http_config_t http_config(const epx_session_t *s) {
     const epx_settings_t *o = s->settings;
-    const char *name = o->served_model_name ? o->served_model_name : o->model_path;
     epx_http_config_t cfg = {.size = sizeof cfg,
                              .host = o->host,
-                             .port = choose_port(o, search),
-                             .model_name = name,
+                             .port = (int)o->port,
+                             .model_name = model_name(o),
+                             .model_path = o->model_path,
                              .api_key = api_key(o),
                              .tokenizer = s->tokenizer,
                              .chat_template = s->chat_template,
@@ -143,11 +147,17 @@ int epx_serve_session(epx_session_t *s, int search) {
                              .n_vocab = s->status.info.vocab,
                              .by_priority = o->enable_priority_scheduling,
                              .stream_interval = (int)o->stream_interval};
+    cfg.default_sampling.seed = (uint64_t)o->random_seed;
+    return cfg;
+}
+
+int epx_serve_session(epx_session_t *s, int search) {
+    const epx_settings_t *o = s->settings;
+    epx_http_config_t cfg = http_config(s);
     epx_http_t *h = NULL;
     epx_str_t args = {0};
     int code;
-    cfg.model_path = o->model_path;
-    cfg.default_sampling.seed = (uint64_t)o->random_seed;
+    cfg.port = choose_port(o, search);
     if (s->chat_template == NULL) fprintf(stderr, "epx: chat completions are off: %s\n", s->template_error);
     stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_fd < 0) {
@@ -156,11 +166,32 @@ int epx_serve_session(epx_session_t *s, int search) {
     }
     if (epx_options_json(&epx_settings_table, EPX_CMD_SERVE, o, &args) < 0) return epx_print_error();
     cfg.server_args = args.data;
-    code = epx_http_create(&cfg, &h) < 0 ? epx_print_error() : serve_http(s, h, name);
+    code = epx_http_create(&cfg, &h) < 0 ? epx_print_error() : serve_http(s, h, cfg.model_name);
     epx_session_stop(s);
     epx_http_destroy(h);
     epx_str_fini(&args);
     return code;
+}
+
+epx_status_t epx_serve_open(epx_session_t *s, struct epx_http **out_h, int *out_port) {
+    epx_http_config_t cfg = http_config(s);
+    epx_http_t *h = NULL;
+    cfg.host = "127.0.0.1";
+    cfg.port = 0;
+    cfg.api_key = NULL;
+    EPX_TRY(epx_http_create(&cfg, &h));
+    epx_sink_t sink = {pass_event, pass_failure_only, h};
+    epx_session_set_sink(s, &sink);
+    epx_status_t st = epx_http_start(h, s->cluster, out_port);
+    if (st < 0) epx_http_destroy(h);
+    else *out_h = h;
+    return st;
+}
+
+void epx_serve_close(epx_session_t *s, struct epx_http *h) {
+    epx_http_stop(h);
+    epx_session_stop(s);
+    epx_http_destroy(h);
 }
 
 int epx_command_serve(const epx_settings_t *o) {

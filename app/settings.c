@@ -130,10 +130,10 @@ static const epx_option_t options[] = {
     {"page-size", NULL, EPX_OPTION_INT, AT(page_size), 1, 4096, NULL, NULL, ALL, "N", "Tokens of one KV page. Default 16."},
     {"random-seed", NULL, EPX_OPTION_INT, AT(random_seed), 0, I53, NULL, NULL, ALL, "N",
      "Seed of dummy weights and of requests that give none. Default 0."},
-    {"host", NULL, EPX_OPTION_TEXT, AT(host), 0, -1, NULL, NULL, SERVE | DEMO, "ADDRESS",
-     "Numeric address to listen on. Default 127.0.0.1; 0.0.0.0 for every interface."},
-    {"port", NULL, EPX_OPTION_INT, AT(port), 0, 65535, NULL, NULL, SERVE | DEMO, "N",
-     "Port to listen on. Default 30000; 0: any free port."},
+    {"host", NULL, EPX_OPTION_TEXT, AT(host), 0, -1, NULL, NULL, SERVE | DEMO | EVAL, "ADDRESS",
+     "Numeric address to listen on. Default 127.0.0.1; 0.0.0.0 for every interface. eval gsm8k: the server to ask."},
+    {"port", NULL, EPX_OPTION_INT, AT(port), 0, 65535, NULL, NULL, SERVE | DEMO | EVAL, "N",
+     "Port to listen on. Default 30000; 0: any free port. eval gsm8k: of the server to ask."},
     {"served-model-name", NULL, EPX_OPTION_TEXT, AT(served_model_name), 0, -1, NULL, NULL, SERVE | DEMO, "NAME",
      "The model's id in the API. Default: the value of --model-path."},
     {"api-key", NULL, EPX_OPTION_TEXT, AT(api_key), 0, -1, NULL, NULL, SERVE | DEMO, "KEY",
@@ -166,6 +166,22 @@ static const epx_option_t options[] = {
     {"window", NULL, EPX_OPTION_INT, AT(window), 2, 65536, NULL, NULL, EVAL, "N",
      "eval perplexity: tokens that the model sees at once; windows overlap by half. Default 512, or the context if that is "
      "shorter."},
+    {"data-path", "data", EPX_OPTION_TEXT, AT(data_path), 0, -1, NULL, NULL, EVAL, "FILE",
+     "eval gsm8k: lines {\"question\": TEXT, \"answer\": TEXT}. Nothing is downloaded."},
+    {"num-shots", NULL, EPX_OPTION_INT, AT(num_shots), 0, 1000, NULL, NULL, EVAL, "N",
+     "eval gsm8k: questions with answers at the beginning of every prompt: the first of the file. Default 5."},
+    {"num-questions", NULL, EPX_OPTION_INT, AT(num_questions), 1, I31, NULL, NULL, EVAL, "N",
+     "eval gsm8k: questions asked, from the first of the file on, or as many as it has. Default 200."},
+    {"parallel", NULL, EPX_OPTION_INT, AT(parallel), 1, 65536, NULL, NULL, EVAL, "N",
+     "eval gsm8k: questions on their way at a time. Default 64."},
+    {"max-new-tokens", NULL, EPX_OPTION_INT, AT(max_new_tokens), 1, I31, NULL, NULL, EVAL, "N",
+     "eval gsm8k: longest answer in tokens. Default 512."},
+    {"compare", NULL, EPX_OPTION_TEXT, AT(compare), 0, -1, NULL, NULL, EVAL, "URL",
+     "eval gsm8k: ask the server at URL (http://HOST:PORT) the same and show where its answers differ."},
+    {"log-file", NULL, EPX_OPTION_TEXT, AT(log_file), 0, -1, NULL, NULL, EVAL, "FILE",
+     "eval gsm8k: write one line of JSON for every question."},
+    {"result-file", NULL, EPX_OPTION_TEXT, AT(result_file), 0, -1, NULL, NULL, EVAL, "FILE",
+     "eval gsm8k: append the result as one line of JSON."},
     {"help", NULL, EPX_OPTION_FLAG, AT(help), 0, -1, NULL, NULL, ALL, NULL, "Print this text."},
 };
 
@@ -197,5 +213,9 @@ void epx_settings_init(epx_settings_t *s) {
                           .min_p = -1,
                           .top_k = INT64_MIN,
                           .seed = -1,
-                          .tolerance = 1e-3};
+                          .tolerance = 1e-3,
+                          .num_shots = 5,
+                          .num_questions = 200,
+                          .parallel = 64,
+                          .max_new_tokens = 512};
 }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "app/options.h"
+#include "app/page.h"
 #include "base/str.h"
 
 typedef enum { EPX_CMD_SERVE, EPX_CMD_GENERATE, EPX_CMD_INFO, EPX_CMD_DEMO, EPX_CMD_EVAL, EPX_CMD_COUNT } epx_command_t;
@@ -48,10 +49,12 @@ typedef struct {
     double temperature, top_p, min_p;  /* -1: the model's generation_config.json */
     int64_t top_k;                     /* INT64_MIN: as above */
     int64_t seed;                      /* -1: random_seed */
-    const char *eval_what;             /* "perplexity" or "logits" */
+    const char *eval_what;             /* "perplexity", "logits" or "gsm8k" */
     const char *eval_file, *reference; /* reference NULL: model_path */
     int64_t window;                    /* 0: 512 or the context */
     double tolerance;
+    const char *data_path, *compare, *log_file, *result_file; /* of eval gsm8k; NULL: none */
+    int64_t num_shots, num_questions, parallel, max_new_tokens;
 } epx_settings_t;
 
 extern const epx_option_table_t epx_settings_table;
@@ -70,7 +73,7 @@ int epx_settings_n_dp(const epx_settings_t *s);
 int64_t epx_settings_token_cap(const char **out_name);
 /* Tokens of a rank in one step by these settings; context 0: unknown. */
 int64_t epx_settings_step_tokens(const epx_settings_t *s, int64_t context);
-/* The whole --help text of a command. */
-epx_status_t epx_settings_help(epx_command_t command, epx_str_t *out);
+/* The manual's page of a command. */
+const epx_page_t *epx_settings_page(epx_command_t command);
 
 #endif

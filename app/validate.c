@@ -185,9 +185,24 @@ static epx_status_t check_key(const epx_settings_t *s, epx_str_t *out) {
     return EPX_OK;
 }
 
+static int is_gsm8k(const epx_settings_t *s, epx_command_t command) {
+    return command == EPX_CMD_EVAL && s->eval_what && is(s->eval_what, "gsm8k");
+}
+
+static epx_status_t check_gsm8k(const epx_settings_t *s, epx_str_t *out) {
+    if (s->eval_file && s->data_path) EPX_TRY(epx_str_append_z(out, "eval gsm8k: only one of FILE and --data-path FILE\n"));
+    if (!s->eval_file && !s->data_path)
+        EPX_TRY(epx_str_append_z(out, "eval gsm8k: the questions are missing: --data-path FILE\n"));
+    if (s->port == 0 && !s->model_path) EPX_TRY(epx_str_append_z(out, "--port 0: legal values with eval gsm8k: 1 to 65535\n"));
+    if (s->compare && strncmp(s->compare, "http://", 7) != 0 && strncmp(s->compare, "https://", 8) != 0)
+        EPX_TRY(epx_str_printf(out, "--compare %.80s: legal: http://HOST:PORT\n", s->compare));
+    return EPX_OK;
+}
+
 static epx_status_t check_eval(const epx_settings_t *s, epx_str_t *out) {
+    if (is_gsm8k(s, EPX_CMD_EVAL)) return check_gsm8k(s, out);
     if (s->eval_what == NULL || (!is(s->eval_what, "perplexity") && !is(s->eval_what, "logits")))
-        return epx_str_printf(out, "%s%s%s; legal: epx eval perplexity FILE, epx eval logits\n",
+        return epx_str_printf(out, "%s%s%s; legal: epx eval perplexity FILE, epx eval logits, epx eval gsm8k\n",
                               s->eval_what ? "eval \"" : "what to evaluate is missing", s->eval_what ? s->eval_what : "",
                               s->eval_what ? "\": unknown" : "");
     if (is(s->eval_what, "perplexity") && s->eval_file == NULL)
@@ -211,7 +226,7 @@ epx_status_t epx_settings_validate(const epx_settings_t *s, epx_command_t comman
     EPX_TRY(check_share("max-running-requests", s->max_running_requests, epx_settings_n_dp(s), problems));
     EPX_TRY(check_share("chunked-prefill-size", s->chunked_prefill_size, epx_settings_n_dp(s), problems));
     EPX_TRY(check_key(s, problems));
-    EPX_TRY(check_model(s, command, problems));
+    if (!is_gsm8k(s, command) || s->model_path) EPX_TRY(check_model(s, command, problems));
     if (command == EPX_CMD_EVAL) return check_eval(s, problems);
     return command == EPX_CMD_GENERATE ? check_generate(s, problems) : EPX_OK;
 }

@@ -91,7 +91,8 @@ static void test_mistakes(void **state) {
               "--m is the beginning of more than one flag: --model-path, --moe-a2a-backend, --moe-runner-backend, "
               "--max-running-requests, --max-prefill-tokens, --mem-fraction-static, --max-queued-requests, --moe-dense-tp-size, "
               "--max-total-tokens\n");
-    parse_bad(EPX_CMD_GENERATE, "--port 1", "--port is not a flag of this command; it belongs to `epx serve`, `epx demo`\n");
+    parse_bad(EPX_CMD_GENERATE, "--port 1",
+              "--port is not a flag of this command; it belongs to `epx serve`, `epx demo`, `epx eval`\n");
     parse_bad(EPX_CMD_INFO, "model", "unexpected argument \"model\": settings are given as --name value\n");
     parse_bad(EPX_CMD_SERVE, "--", "unexpected argument \"--\": settings are given as --name value\n");
     parse_bad(EPX_CMD_SERVE, "--tp 0 --port x --bogus 1 --dp 2",
@@ -179,7 +180,7 @@ static void test_help(void **state) {
     (void)state;
     for (int c = 0; c < EPX_CMD_COUNT; c++) {
         epx_str_t text = {0};
-        assert_int_equal(epx_settings_help((epx_command_t)c, &text), EPX_OK);
+        assert_int_equal(epx_page_help(epx_settings_page((epx_command_t)c), &text), EPX_OK);
         for (size_t i = 0; i < epx_settings_table.n_options; i++) {
             char name[64];
             snprintf(name, sizeof name, "    --%s", epx_settings_table.options[i].name);
