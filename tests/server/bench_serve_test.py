@@ -259,7 +259,8 @@ def what_is_sent():
     assert len(f.seen) == 6 and all(s["path"] == "/generate" and s["key"] == "Bearer k1" for s in f.seen)
     b = f.seen[-1]["body"]
     assert b["top_k"] == 5 and b["sampling_params"] == {"temperature": 0.0, "max_new_tokens": 9, "ignore_eos": False} and b["stream"] is True, b
-    assert len({s["body"]["text"] for s in f.seen[2:]}) == 4 and f.seen[0]["body"]["text"] == f.seen[1]["body"]["text"] == f.seen[2]["body"]["text"]
+    texts = [s["body"]["text"] for s in f.seen]  # four at a time: in any order
+    assert len(set(texts[2:])) == 4 and texts[0] == texts[1] and texts.count(texts[0]) == 3
     f.seen.clear()
     bench(f.port, "--backend", "sglang-oai", "--tokenize-prompt", "--random-output-len", "50")
     warm, b = f.seen[0]["body"], f.seen[-1]["body"]
