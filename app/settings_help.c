@@ -15,8 +15,9 @@ static const epx_page_t pages[EPX_CMD_COUNT] = {
                        "        --enable-dp-attention --moe-a2a-backend pplx\n"
                        "    EPX_JOIN_TOKEN=secret epx serve --model-path DIR --tp 2 --nnodes 2 \\\n"
                        "        --dist-init-addr 10.0.0.1:5000 --node-rank 0\n",
-                       "EPX_API_KEY  the same as --api-key, unseen by other users of the machine.", NULL, NULL,
-                       &epx_settings_table, EPX_CMD_SERVE},
+                       "EPX_API_KEY  the same as --api-key, unseen by other users of the machine.\n"
+                       "EPX_JOIN_TOKEN  the secret that the hosts of --nnodes share.",
+                       NULL, NULL, &epx_settings_table, EPX_CMD_SERVE},
     [EPX_CMD_GENERATE] = {"epx generate", "answer one prompt on standard output",
                           "epx generate --model-path DIR (--prompt TEXT | --chat TEXT) [OPTION]...",
                           "Writes only the generated text to standard output, as it comes and at borders of UTF-8 characters. "
