@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Make tests/data/tokenizer_cases/chat_*.json: chat templates rendered by Jinja2 (PyPI), set up as transformers does.
+"""Make tests/data/tokenizer_cases/chat_*: chat templates rendered by Jinja2 (PyPI), set up as transformers does.
 
 Environment as in transformers 4.5x/5.x, utils/chat_template_utils.py: ImmutableSandboxedEnvironment with trim_blocks,
 lstrip_blocks and loopcontrols; tojson is json.dumps without HTML escaping; raise_exception.
 
-  chat_templates.json   the templates of tests/data/tokenizers over message lists: {template, variables, output | error}
+  chat_templates.json.xz  the templates of tests/data/tokenizers over message lists: {template, variables, output | error}
   chat_snippets.json    small templates, one construct each: {source, variables, output | error}
 """
 import json
 import argparse
+import lzma
 from pathlib import Path
 
 import jinja2
@@ -279,15 +280,15 @@ VARIABLES = {"d": {"a": 1, "n": None, "ü": "ö", "list": [1, {"x": 2.5}]}, "l":
 
 
 def write(path, rows):
-    with open(path, "w", encoding="utf-8", newline="\n") as f:
-        f.write("[\n" + ",\n".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) for r in rows) + "\n]\n")
+    text = "[\n" + ",\n".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) for r in rows) + "\n]\n"
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else text.encode())
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", type=Path, default=ROOT / "tests/data/tokenizer_cases")
     out = p.parse_args().out
-    write(out / "chat_templates.json", template_cases())
+    write(out / "chat_templates.json.xz", template_cases())
     write(out / "chat_snippets.json", [{"variables": VARIABLES}] + [{"source": s, **render(s,
         VARIABLES)} for s in SNIPPETS + LONG])
     print("jinja2", jinja2.__version__)

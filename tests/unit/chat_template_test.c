@@ -83,9 +83,20 @@ static int agrees(const epx_chat_template_t *t, const json_t *row, json_t *varia
     return ok;
 }
 
+/* What `xz -dc path` prints, as JSON; NULL: none. */
+static json_t *load_packed(const char *path) {
+    char command[1024];
+    snprintf(command, sizeof command, "xz -dc '%s'", path);
+    FILE *f = popen(command, "r");
+    assert_non_null(f);
+    json_t *o = json_loadf(f, JSON_ALLOW_NUL, NULL);
+    assert_int_equal(pclose(f), 0);
+    return o;
+}
+
 static void test_published_templates(void **state) {
     static const char *const name[] = {"qwen2_5", "qwen3", "deepseek_v3"};
-    json_t *file = json_load_file(EPX_TEST_DATA "/tokenizer_cases/chat_templates.json", JSON_ALLOW_NUL, NULL), *row;
+    json_t *file = load_packed(EPX_TEST_DATA "/tokenizer_cases/chat_templates.json.xz"), *row;
     epx_chat_template_t *t[3];
     char path[1024], what[64];
     size_t i, k, bad = 0;
