@@ -4,9 +4,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/module_path.h"
 #include "base/status.h"
 
 enum { PATH_BYTES = 4096 };
@@ -29,7 +29,7 @@ const epx_cuda_api_t *epx_cuda_open(const char *path, int *out_n_devices, char *
     memcpy(&entry, &symbol, sizeof entry);
     const epx_cuda_api_t *api = symbol == NULL ? NULL : entry(EPX_CUDA_ABI);
     if (api == NULL || api->abi != EPX_CUDA_ABI || api->size != sizeof *api) {
-        snprintf(why, why_bytes, "%s is not the CUDA module of this libepx (interface %d)", path, EPX_CUDA_ABI);
+        snprintf(why, why_bytes, "%.300s is not the CUDA module of this libepx (interface %d)", path, EPX_CUDA_ABI);
         dlclose(lib);
         return NULL;
     }
@@ -38,41 +38,9 @@ const epx_cuda_api_t *epx_cuda_open(const char *path, int *out_n_devices, char *
     return NULL;
 }
 
-/* The folder of the file this code is in: the program, or libepx.so. */
-static int beside(char *out, size_t n) {
-    Dl_info info;
-    const char *slash;
-    void *here;
-    const char *(*self)(void) = epx_cuda_reason;
-    memcpy(&here, &self, sizeof here);
-    if (dladdr(here, &info) == 0 || info.dli_fname == NULL || (slash = strrchr(info.dli_fname, '/')) == NULL) return -1;
-    return snprintf(out, n, "%.*s", (int)(slash - info.dli_fname), info.dli_fname) < (int)n ? 0 : -1;
-}
-
-static int readable(const char *path) {
-    FILE *f = fopen(path, "re");
-    if (f != NULL) fclose(f);
-    return f != NULL;
-}
-
-static void find_path(char *out) {
-    static const char *const places[] = {"", "/../lib", "/../lib/epx"};
-    char folder[PATH_BYTES / 2];
-    const char *given = getenv("EPX_CUDA_MODULE");
-    snprintf(out, PATH_BYTES, "%s", given != NULL ? given : "libepx_cuda.so");
-    if (given != NULL || beside(folder, sizeof folder) != 0) return;
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
-        char path[PATH_BYTES];
-        snprintf(path, sizeof path, "%s%s/libepx_cuda.so", folder, places[i]);
-        if (!readable(path)) continue;
-        memcpy(out, path, sizeof path);
-        return;
-    }
-}
-
 static void open_once(void) {
     char path[PATH_BYTES];
-    find_path(path);
+    epx_module_path("EPX_CUDA_MODULE", "libepx_cuda.so", path, sizeof path);
     module = epx_cuda_open(path, &n_devices, reason, sizeof reason);
 }
 
