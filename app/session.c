@@ -55,6 +55,7 @@ epx_rank_config_t epx_session_rank_config(const epx_settings_t *o) {
     r.deepep_mode = o->deepep_mode;
     r.combine = strcmp(o->a2a_combine, "prereduced") == 0 ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT;
     r.load_format = o->load_format;
+    r.device = o->device;
     r.random_seed = (uint64_t)o->random_seed;
     r.n_threads = (int)o->threads;
     r.max_running = (int)(o->max_running_requests / r.dp); /* SGLang counts both over all DP ranks of a replica */

@@ -59,6 +59,10 @@ static const epx_option_t options[] = {
      "bit-identical for any --tp-size. prereduced: each rank sums its own experts first; fewer bytes travel."},
     {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL,
      NULL, "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
+    {"device", NULL, EPX_OPTION_CHOICE, AT(device), 0, -1, "auto|cpu|cuda", NULL, ALL, NULL,
+     "Where the model runs. cuda: rank i on GPU i, bf16; what is missing for it stops the program. auto, the default: cuda when "
+     "a "
+     "GPU can be used, else cpu; the start-up lines say which."},
     {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, EPX_OPS_MAX_THREADS, NULL, NULL, ALL, "N",
      "Compute threads of each rank. Default: processor cores / --tp-size, at least 1."},
     {"max-running-requests", NULL, EPX_OPTION_INT, AT(max_running_requests), 1, I31, NULL, NULL, ALL, "N",
@@ -195,6 +199,7 @@ void epx_settings_init(epx_settings_t *s) {
                           .nnodes = 1,
                           .dist_timeout = 300,
                           .moe_a2a_backend = "auto",
+                          .device = "auto",
                           .a2a_combine = "exact",
                           .load_format = "auto",
                           .schedule_policy = "fcfs",

@@ -22,7 +22,7 @@ typedef struct {
     int64_t dist_timeout;       /* s */
     int64_t ep;                 /* 0: as tp */
     int enable_dp_attention;
-    const char *moe_a2a_backend, *a2a_combine, *load_format;
+    const char *moe_a2a_backend, *a2a_combine, *load_format, *device;
     const char *host;
     int64_t port;
     const char *api_key;                                /* NULL: none */

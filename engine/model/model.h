@@ -134,6 +134,7 @@ typedef struct {
     int32_t n_logits;           /* rows that want logits */
     const int32_t *logit_rows;  /* [n_logits] row indices */
     float *logits;              /* out [n_logits, vocab] */
+    int32_t *best;              /* NULL; or, with ops of a device only, out [n_logits] as epx_ops_argmax(), and no logits */
     /* 1, on all ranks or on none and only with load->halves: cut the rows in the middle; while one half is in the exchange the
      * other computes. Same bits. */
     int in_halves;

@@ -81,3 +81,17 @@ epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *log
     out->is_end = is_end(r, q, out->token);
     return follow(q, out);
 }
+
+int epx_rank_wants_best(const epx_seq_t *seq) {
+    const epx_rank_request_t *q = seq->user;
+    return q->sampling.temperature == 0.0f && !q->grammar && !q->want_logprobs && epx_adjust_is_neutral(&q->adjust) &&
+           seq->n_tokens - seq->n_prompt >= q->min_new_tokens;
+}
+
+epx_status_t epx_rank_draw_best(epx_rank_t *r, const epx_seq_t *seq, int32_t token, epx_rank_draw_t *out) {
+    const epx_rank_request_t *q = seq->user;
+    *out = (epx_rank_draw_t){.token = token};
+    if (token < 0) return epx_fail(EPX_ERR_INTERNAL, "a logit is NaN or infinite");
+    out->is_end = is_end(r, q, token);
+    return EPX_OK;
+}

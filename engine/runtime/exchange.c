@@ -18,7 +18,7 @@ epx_status_t epx_rank_make_ep_groups(epx_rank_t *r) {
     for (int g = 0; ep < r->cfg.tp && g < r->cfg.tp / ep; g++) { /* every rank makes all, as it must, and is in one */
         epx_group_t *made = NULL;
         for (int i = 0; i < ep; i++) ranks[i] = g * ep + i;
-        EPX_TRY(epx_group_create(r->world, ranks, ep, -1, &made));
+        EPX_TRY(epx_group_create(r->world, ranks, ep, epx_ops_device_idx(r->ops), &made));
         if (made) r->ep_group = made;
     }
     return EPX_OK;
@@ -63,7 +63,7 @@ static epx_status_t plan_bytes(const epx_rank_t *r, epx_exchange_t which, uint64
     EPX_TRY(epx_group_plan_bytes(r->ep_group, &pc, &bytes));
     epx_model_expert_range(m->n_experts, r->cfg.rank - ep_first(r), r->cfg.ep, &first, &n_local);
     uint64_t rows = (uint64_t)(r->cfg.ep / pc.replicate) * (uint64_t)pc.max_tokens * (uint64_t)least(n_local, m->top_k);
-    uint64_t row_bytes = (uint64_t)m->hidden * sizeof(float);
+    uint64_t row_bytes = (uint64_t)m->hidden * epx_ops_row_elem_bytes(r->ops);
     *inout += bytes + rows * row_bytes * (pc.layout == EPX_LAYOUT_CONTIGUOUS); /* rows in */
     if (which == EPX_EXCHANGE_MAIN) *inout += rows * row_bytes;                /* rows out, of both */
     return EPX_OK;

@@ -28,7 +28,9 @@ epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char 
 }
 
 static epx_status_t make_ops(epx_rank_t *r) {
-    epx_ops_config_t oc = {.size = sizeof oc, .n_threads = r->cfg.n_threads, .isa = r->cfg.isa};
+    epx_ops_config_t oc = {.size = sizeof oc, .n_threads = r->cfg.n_threads, .isa = r->cfg.isa, .device = r->cfg.device};
+    if (strcmp(oc.device, "auto") == 0) oc.device = epx_ops_available("cuda") == EPX_OK ? "cuda" : "cpu";
+    if (strcmp(oc.device, "cuda") == 0) oc.device_idx = r->cfg.rank;
     return epx_ops_create(&oc, &r->ops);
 }
 
@@ -46,7 +48,7 @@ static epx_status_t make_world(epx_rank_t *r) {
         wc.ctx = r->cfg.boot_ctx;
     }
     EPX_TRY(epx_world_create(&wc, &r->world));
-    EPX_TRY(epx_group_create(r->world, NULL, 0, -1, &r->group));
+    EPX_TRY(epx_group_create(r->world, NULL, 0, epx_ops_device_idx(r->ops), &r->group));
     return epx_rank_make_ep_groups(r);
 }
 
@@ -189,6 +191,7 @@ void epx_rank_destroy(epx_rank_t *r) {
     free(r->rows);
     free(r->logit_rows);
     free(r->logits);
+    free(r->best);
     epx_grammar_vocab_destroy(r->grammar_vocab);
     free(r->grammar_bits);
     free(r->model_dir);

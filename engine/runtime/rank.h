@@ -32,6 +32,7 @@ typedef struct {
     uint64_t random_seed;    /* dummy weights */
     int n_threads;           /* of this rank's ops; 0: cores / n_local, at least 1 */
     const char *isa;         /* NULL: best */
+    const char *device;      /* "cpu"; "cuda": GPU number `rank`; "auto": cuda when a GPU can be used, else cpu */
     int max_running;         /* requests in a batch of this rank; 0: 64 */
     int chunk_tokens;        /* prefill tokens of this rank per step; 0: 256; -1: whole prompts */
     int max_prefill_tokens;  /* of one step, unless one prompt alone is longer; 0: 16384 */

@@ -72,6 +72,7 @@ struct epx_rank {
     int32_t *logit_rows;  /* [max_rows] */
     int has_all_logits;   /* logits has max_rows rows */
     float *logits;        /* [max_running, vocab] */
+    int32_t *best;        /* [max_running] */
 
     char *model_dir;                    /* owned */
     epx_grammar_vocab_t *grammar_vocab; /* made with the first grammar */
@@ -124,6 +125,10 @@ void epx_rank_tell_prompt(epx_rank_t *r, const epx_seq_t *seq, int32_t position,
 epx_status_t epx_rank_mask(epx_rank_t *r, const epx_rank_request_t *q, float *logits);
 /* NULL allowed. */
 void epx_rank_request_free(epx_rank_request_t *q);
+/* Is the next token of a request the largest of the model's logits, and nothing else asked of them? (draw.c) */
+int epx_rank_wants_best(const epx_seq_t *seq);
+/* As epx_rank_draw() for such a request; token: the place of the largest logit, or -1: they are not finite. */
+epx_status_t epx_rank_draw_best(epx_rank_t *r, const epx_seq_t *seq, int32_t token, epx_rank_draw_t *out);
 /* Draw the next token of a request from its logits (draw.c). Errors concern this request only. */
 epx_status_t epx_rank_draw(epx_rank_t *r, const epx_seq_t *seq, const float *logits, epx_rank_draw_t *out);
 /* Scheduler and rows of a step from the configuration; the context is known (setup.c). */

@@ -6,10 +6,9 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/memory.h"
 #include "engine/runtime/rank_internal.h"
 
-enum { KV_SHARE_PERCENT = 40, KV_CONTEXT_CAP = 8192 };
+enum { KV_SHARE_PERCENT = 40, KV_DEVICE_PERCENT = 80, KV_CONTEXT_CAP = 8192 };
 static const uint64_t default_timeout_ns = UINT64_C(10000000000);
 
 void epx_rank_config_init(epx_rank_config_t *cfg) {
@@ -22,6 +21,7 @@ void epx_rank_config_init(epx_rank_config_t *cfg) {
                                .deepep_mode = "auto",
                                .combine = EPX_COMBINE_EXACT,
                                .load_format = "auto",
+                               .device = "cpu",
                                .schedule_policy = "fcfs"};
 }
 
@@ -57,6 +57,8 @@ static epx_status_t check_names(const epx_rank_config_t *c) {
                         c->deepep_mode ? c->deepep_mode : "(null)", b, epx_moe_preset(b)->modes);
     if (!l || (strcmp(l, "auto") && strcmp(l, "dummy")))
         return epx_fail(EPX_ERR_ARG, "load_format is \"%s\", expected auto or dummy", l ? l : "(null)");
+    if (!c->device || (strcmp(c->device, "auto") && strcmp(c->device, "cpu") && strcmp(c->device, "cuda")))
+        return epx_fail(EPX_ERR_ARG, "device is \"%s\", expected auto, cpu or cuda", c->device ? c->device : "(null)");
     if (!c->schedule_policy || (strcmp(c->schedule_policy, "fcfs") && strcmp(c->schedule_policy, "lpm")))
         return epx_fail(EPX_ERR_ARG, "schedule_policy is \"%s\", expected fcfs or lpm",
                         c->schedule_policy ? c->schedule_policy : "(null)");
@@ -126,9 +128,14 @@ epx_status_t epx_rank_plan_steps(epx_rank_t *r) {
     return EPX_OK;
 }
 
+/* Ranks that take their KV from the same memory. */
+static uint64_t n_sharing(const epx_rank_t *r) {
+    return epx_ops_reads_host(r->ops) ? (uint64_t)r->cfg.n_local : 1; /* every rank has its own GPU */
+}
+
 /* What --mem-fraction-static leaves to this rank's KV after weights and exchange. */
 static epx_status_t fraction_bytes(const epx_rank_t *r, uint64_t free_bytes, uint64_t *out_bytes) {
-    uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / (uint64_t)r->cfg.n_local, exchange = 0;
+    uint64_t share = (uint64_t)(r->cfg.mem_fraction * (double)free_bytes) / n_sharing(r), exchange = 0;
     uint64_t weights = epx_model_mapped_bytes(r->model);
     EPX_TRY(epx_rank_exchange_bytes(r, &exchange));
     if (weights + exchange >= share)
@@ -144,10 +151,11 @@ static epx_status_t fraction_bytes(const epx_rank_t *r, uint64_t free_bytes, uin
  * most KV_CONTEXT_CAP each), but no more than mem_fraction leaves or, without it, KV_SHARE_PERCENT of the rank's share of free
  * memory. */
 static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *out_tokens) {
-    uint64_t free_bytes = epx_memory_free_bytes();
+    uint64_t free_bytes = epx_ops_free_bytes(r->ops);
     int64_t per_request = r->info.max_context < KV_CONTEXT_CAP ? r->info.max_context : KV_CONTEXT_CAP;
     int64_t tokens = r->cfg.max_total_tokens ? r->cfg.max_total_tokens : r->cfg.max_running * per_request;
-    uint64_t share = free_bytes / 100 * KV_SHARE_PERCENT / (uint64_t)r->cfg.n_local;
+    const int percent = epx_ops_reads_host(r->ops) ? KV_SHARE_PERCENT : KV_DEVICE_PERCENT;
+    uint64_t share = free_bytes / 100 * (uint64_t)percent / n_sharing(r);
     if (r->cfg.mem_fraction > 0) EPX_TRY(fraction_bytes(r, free_bytes, &share));
     if (r->cfg.max_total_tokens && (uint64_t)tokens > free_bytes / token_bytes)
         return epx_fail(EPX_ERR_NOMEM, "max_total_tokens is %" PRId64 ": %" PRIu64 " bytes wanted, %" PRIu64 " free", tokens,
@@ -164,7 +172,9 @@ static epx_status_t kv_tokens(const epx_rank_t *r, size_t token_bytes, int64_t *
 
 static epx_kv_shape_t kv_shape(const epx_rank_t *r) {
     const epx_model_config_t *m = epx_model_config(r->model);
-    return (epx_kv_shape_t){m->n_layers, epx_model_kv_heads(r->model), m->head_dim, 0, r->cfg.page_size, m->mla.kv_lora};
+    return (epx_kv_shape_t){
+        m->n_layers,   epx_model_kv_heads(r->model), m->head_dim, 0, r->cfg.page_size, (int32_t)epx_ops_row_elem_bytes(r->ops),
+        m->mla.kv_lora};
 }
 
 epx_status_t epx_rank_size_kv(epx_rank_t *r) {
@@ -182,7 +192,8 @@ static epx_status_t alloc_step(epx_rank_t *r) {
     r->rows = calloc(n, sizeof *r->rows);
     r->logit_rows = calloc(n, sizeof *r->logit_rows);
     r->logits = malloc(n_logits);
-    if (!r->tokens || !r->rows || !r->logit_rows || !r->logits)
+    r->best = calloc((size_t)r->cfg.max_running, sizeof *r->best);
+    if (!r->tokens || !r->rows || !r->logit_rows || !r->logits || !r->best)
         return epx_fail(EPX_ERR_NOMEM, "step arrays of %zu rows, logits of %zu bytes", n, n_logits);
     return epx_sampler_create(r->info.vocab, &r->sampler);
 }
@@ -193,7 +204,7 @@ epx_status_t epx_rank_make_kv(epx_rank_t *r) {
     if (n_pages > INT32_MAX) return epx_fail(EPX_ERR_CAPACITY, "KV: %" PRId64 " pages, at most %d", n_pages, INT32_MAX);
     shape.n_pages = (int32_t)n_pages;
     EPX_TRY(epx_kv_pool_create(shape.n_pages, shape.page_size, &r->pool));
-    EPX_TRY(epx_kv_store_create(&shape, &r->kv));
+    EPX_TRY(epx_kv_store_create(r->ops, &shape, &r->kv));
     r->info.kv_tokens = n_pages * shape.page_size;
     r->info.kv_bytes = epx_kv_store_bytes(r->kv);
     if (r->info.kv_tokens < r->info.max_context) r->info.max_context = (int)r->info.kv_tokens;

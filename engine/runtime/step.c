@@ -133,11 +133,11 @@ static void make_batch(epx_rank_t *r, const epx_sched_batch_t *sb, epx_batch_t *
                          .logits = r->logits};
 }
 
-/* Draw one token from logits and report it. */
-static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const float *logits) {
+/* Draw one token from logits, or without them take the best one, and report it. */
+static void draw_token(epx_rank_t *r, const sink_t *out, epx_seq_t *seq, const float *logits, int32_t best) {
     epx_rank_draw_t d;
     if (r->logits_hook) r->logits_hook(r->logits_hook_ctx, seq->id, seq->n_tokens - seq->n_prompt, logits, r->info.vocab);
-    if (epx_rank_draw(r, seq, logits, &d) < 0) {
+    if ((logits ? epx_rank_draw(r, seq, logits, &d) : epx_rank_draw_best(r, seq, best, &d)) < 0) {
         report(out, seq, NULL, EPX_FINISH_ERROR, epx_error_message());
         end_request(r, seq);
         return;
@@ -168,8 +168,25 @@ static const float *use_logits(epx_rank_t *r, const sink_t *out, const epx_sched
         logits += r->info.vocab;
     }
     if (!it->last) return logits;
-    draw_token(r, out, it->seq, logits);
+    draw_token(r, out, it->seq, logits, -1);
     return logits + r->info.vocab;
+}
+
+/* A device can choose the tokens itself when nobody wants to see logits. */
+static int only_best(const epx_rank_t *r, const epx_sched_batch_t *sb) {
+    if (epx_ops_reads_host(r->ops) || r->logits_hook) return 0;
+    for (int32_t i = 0; i < sb->n_items; i++)
+        if (sb->items[i].last && !epx_rank_wants_best(sb->items[i].seq)) return 0;
+    for (int32_t i = 0; i < sb->n_items; i++) /* logprobs of a prompt */
+        for (int32_t k = 0; k < sb->items[i].n; k++)
+            if (epx_rank_wants_row(sb->items[i].seq, sb->items[i].first + k)) return 0;
+    return 1;
+}
+
+static void use_best(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb) {
+    const int32_t *best = r->best;
+    for (int32_t i = 0; i < sb->n_items; i++)
+        if (sb->items[i].last) draw_token(r, out, sb->items[i].seq, NULL, *best++);
 }
 
 static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_t *sb, const agreed_t *agreed) {
@@ -177,6 +194,7 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     make_batch(r, sb, &b);
     b.in_halves = agreed->in_halves;
     b.exchange = agreed->exchange;
+    b.best = only_best(r, sb) ? r->best : NULL;
     epx_rank_log_batch(r, sb);
     epx_rank_enter(r, EPX_AT_FORWARD, sb->n_rows);
     EPX_TRY(epx_model_forward(r->model, &b));
@@ -188,6 +206,10 @@ static epx_status_t run(epx_rank_t *r, const sink_t *out, const epx_sched_batch_
     r->stats.n_decode_exchanges += agreed->exchange == EPX_EXCHANGE_DECODE;
     r->stats.n_prefill_tokens += (uint64_t)sb->n_prefill_rows;
     r->stats.n_decode_tokens += (uint64_t)sb->n_decode_rows;
+    if (b.best) {
+        use_best(r, out, sb);
+        return EPX_OK;
+    }
     const float *logits = r->logits;
     for (int32_t i = 0; i < sb->n_items; i++) logits = use_logits(r, out, &sb->items[i], logits);
     return EPX_OK;

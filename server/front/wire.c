@@ -70,7 +70,8 @@ epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, i
     config_head_t h = own_head();
     epx_rank_config_t c = *cfg;
     c.rank = rank;
-    c.model_path = c.moe_a2a_backend = c.deepep_mode = c.load_format = c.isa = c.schedule_policy = c.transports = NULL;
+    c.model_path = c.moe_a2a_backend = c.deepep_mode = c.load_format = c.isa = c.schedule_policy = NULL;
+    c.transports = c.device = NULL;
     c.allgather = NULL;
     c.barrier = NULL;
     c.progress = NULL;
@@ -83,7 +84,8 @@ epx_status_t epx_wire_put_config(epx_str_t *out, const epx_rank_config_t *cfg, i
     EPX_TRY(put_text(out, cfg->load_format));
     EPX_TRY(put_text(out, cfg->isa));
     EPX_TRY(put_text(out, cfg->schedule_policy));
-    return put_text(out, cfg->transports);
+    EPX_TRY(put_text(out, cfg->transports));
+    return put_text(out, cfg->device);
 }
 
 epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_config_t *out_cfg) {
@@ -100,6 +102,7 @@ epx_status_t epx_wire_get_config(const char *data, size_t n_bytes, epx_rank_conf
     out_cfg->isa = get_text(&r);
     out_cfg->schedule_policy = get_text(&r);
     out_cfg->transports = get_text(&r);
+    out_cfg->device = get_text(&r);
     return checked(&r, "configuration");
 }
 

@@ -64,18 +64,25 @@ static void test_pool_arguments(void **state) {
 /* Every K and V page of every layer is its own memory. */
 static void test_store_layout(void **state) {
     (void)state;
-    epx_kv_shape_t shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 8, .n_pages = 5, .page_size = 4};
+    epx_kv_shape_t shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 8, .n_pages = 5, .page_size = 4, .elem_bytes = 4};
+    const epx_ops_config_t oc = {.size = sizeof oc, .n_threads = 1};
+    epx_ops_t *ops;
     epx_kv_store_t *s;
     assert_int_equal(epx_kv_token_bytes(&shape), 3 * 2 * 2 * 8 * 4);
-    assert_int_equal(epx_kv_store_create(&shape, &s), EPX_OK);
+    assert_int_equal(epx_ops_create(&oc, &ops), EPX_OK);
+    assert_int_equal(epx_kv_store_create(ops, &shape, &s), EPX_OK);
     assert_int_equal(epx_kv_store_bytes(s), 5 * 4 * epx_kv_token_bytes(&shape));
     const epx_kv_layer_t *l = epx_kv_store_layers(s);
     size_t half = 5 * 4 * 2 * 8;
     for (int i = 0; i < 3; i++)
-        for (size_t k = 0; k < half; k++) l[i].k_pages[k] = (float)(2 * i), l[i].v_pages[k] = (float)(2 * i + 1);
-    for (int i = 0; i < 3; i++)
-        for (size_t k = 0; k < half; k++) assert_true(l[i].k_pages[k] == (float)(2 * i) && l[i].v_pages[k] == (float)(2 * i + 1));
+        for (size_t k = 0; k < half; k++)
+            ((float *)l[i].k_pages)[k] = (float)(2 * i), ((float *)l[i].v_pages)[k] = (float)(2 * i + 1);
+    for (int i = 0; i < 3; i++) {
+        const float *keys = l[i].k_pages, *values = l[i].v_pages;
+        for (size_t k = 0; k < half; k++) assert_true(keys[k] == (float)(2 * i) && values[k] == (float)(2 * i + 1));
+    }
     epx_kv_store_destroy(s);
+    epx_ops_destroy(ops);
 }
 
 static void test_memory(void **state) {

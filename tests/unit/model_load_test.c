@@ -300,11 +300,15 @@ static void test_dummy(void **state) {
     epx_weight_t v[4], other;
     static const uint16_t zero[5];
     void *block, *block2;
+    size_t n_bytes, n_bytes2;
+    const epx_ops_config_t oc = {.size = sizeof oc, .n_threads = 1};
+    epx_ops_t *ops;
+    assert_int_equal(epx_ops_create(&oc, &ops), EPX_OK);
     epx_want_t w[] = {want("m.a", 33, 65, &v[0]), want("norm.weight", 7, 0, &v[1]), want("m.b", 33, 65, &v[2]),
                       want("m.bias", 5, 0, &v[3])};
     epx_want_t alone = want("m.b", 33, 65, &other);
-    assert_int_equal(epx_dummy_weights(5, w, 4, (epx_load_progress_t){0}, &block), EPX_OK);
-    assert_int_equal(epx_dummy_weights(5, &alone, 1, (epx_load_progress_t){0}, &block2), EPX_OK);
+    assert_int_equal(epx_dummy_weights(ops, 5, w, 4, (epx_load_progress_t){0}, &block, &n_bytes), EPX_OK);
+    assert_int_equal(epx_dummy_weights(ops, 5, &alone, 1, (epx_load_progress_t){0}, &block2, &n_bytes2), EPX_OK);
     assert_memory_equal(v[2].data, other.data, 33 * 65 * 2);
     assert_memory_not_equal(v[0].data, v[2].data, 33 * 65 * 2);
     for (int i = 0; i < 7; i++) assert_true(epx_bf16_to_f32(((const uint16_t *)v[1].data)[i]) == 1.0f);
@@ -324,16 +328,17 @@ static void test_dummy(void **state) {
         huge.shape[1] *= 2;
     snprintf(wanted, sizeof wanted, "dummy weights: %" PRIu64 " bytes wanted, ",
              (uint64_t)huge.shape[0] * (uint64_t)huge.shape[1] * 2);
-    assert_int_equal(epx_dummy_weights(1, &huge, 1, (epx_load_progress_t){0}, &block3), EPX_ERR_NOMEM);
+    assert_int_equal(epx_dummy_weights(ops, 1, &huge, 1, (epx_load_progress_t){0}, &block3, &n_bytes2), EPX_ERR_NOMEM);
     assert_non_null(strstr(epx_error_message(), wanted));
     assert_non_null(strstr(epx_error_message(), " free"));
     double n = 33 * 65, variance = square / n - sum / n * sum / n;
     assert_true(variance > 0.019 * 0.019 && variance < 0.021 * 0.021);
-    free(block2);
-    assert_int_equal(epx_dummy_weights(6, &alone, 1, (epx_load_progress_t){0}, &block2), EPX_OK);
+    epx_ops_free(ops, block2, n_bytes2);
+    assert_int_equal(epx_dummy_weights(ops, 6, &alone, 1, (epx_load_progress_t){0}, &block2, &n_bytes2), EPX_OK);
     assert_memory_not_equal(v[2].data, other.data, 33 * 65 * 2);
-    free(block);
-    free(block2);
+    epx_ops_free(ops, block, n_bytes);
+    epx_ops_free(ops, block2, n_bytes2);
+    epx_ops_destroy(ops);
 }
 
 int main(void) {

@@ -139,28 +139,37 @@ struct epx_model {
     epx_layer_t *layers;
     epx_expert_weights_t *experts; /* [n_layers, n_local_experts] */
     struct epx_checkpoint *ck;     /* NULL with dummy weights */
-    void *dummy_block;
+    void *weights_block; /* dummy weights, or a copy of the checkpoint's in the ops' memory; NULL: mapped files are used */
+    size_t weights_bytes;
     uint64_t mapped_bytes;
     epx_meter_t meter;
     epx_heads_t heads;
 
-    /* scratch, [max_rows, ...] */
+    /* scratch in the ops' memory, [max_rows, ...]; operand rows: see ops.h */
+    struct {
+        void *p;
+        size_t n_bytes;
+    } owned[16];
+    int n_owned;
     float *h;       /* residual stream, hidden */
-    float *norm;    /* hidden */
+    void *norm;     /* hidden, operand rows */
     float *qkv;     /* q heads, k heads, v heads; latent attention: absorbed q heads, then the new key */
-    float *attn;    /* q heads; latent attention: kv_lora of each head */
+    void *attn;     /* q heads, operand rows; latent attention: kv_lora of each head */
     float *q;       /* latent attention: compressed q, and q heads of nope + rope (later heads of v) */
-    float *proj;    /* hidden: output of attention or of the exchange */
+    float *proj;    /* hidden: output of attention; operand rows: of the exchange */
     float *shared;  /* hidden: output of the shared expert, and its gate */
     float *router;  /* n_experts */
     int32_t *ids;   /* top_k */
     float *weights; /* top_k */
-    /* mapped, [most rows that a plan brings, hidden] */
-    float *expert_in; /* of contiguous plans; NULL: none is */
-    float *expert_out;
+    /* operand rows in the ops' memory, [most rows that a plan brings, hidden] */
+    void *expert_in; /* of contiguous plans; NULL: none is */
+    void *expert_out;
     size_t expert_in_bytes, expert_out_bytes;
     int32_t *expert_counts; /* [n_local_experts] */
-    float *inv_freq;        /* [rope_dim / 2] */
+    float *logits;          /* [logits_rows, vocab] in the ops' memory; NULL: the batch's own are written */
+    int logits_rows;
+    int32_t *best;   /* [logits_rows] */
+    float *inv_freq; /* [rope_dim / 2] */
 
     epx_model_probe_fn probe;
     void *probe_ctx;
@@ -199,7 +208,7 @@ void epx_block_dense(epx_model_t *m, const epx_batch_t *b, int layer);
 /* h += sum of experts(norm(h)) + the shared expert's part: router, dispatch, local experts, combine. Collective. */
 epx_status_t epx_block_moe(epx_model_t *m, const epx_batch_t *b, int layer);
 /* logits of b->logit_rows: final norm and output matrix (the embedding when tied). */
-void epx_block_logits(epx_model_t *m, const epx_batch_t *b);
+epx_status_t epx_block_logits(epx_model_t *m, const epx_batch_t *b);
 
 /* ---- attention over several ranks (attention_tp.c) ---- */
 /* Choose m->heads for one of tp ranks; the weights are loaded. */

@@ -18,13 +18,12 @@ static epx_attn_t attn_of(const epx_model_t *m, int layer, const epx_weight_t *s
         .n_heads = m->heads.n_q, .scale = c->attn_scale, .window = epx_layer_slides(c, layer) ? c->window : 0, .sinks = sinks};
 }
 
-/* The projection of this rank's heads. */
-static void project_heads(epx_model_t *m, const epx_weight_t *w, const epx_weight_t *bias, int first, int n_heads, int64_t n,
-                          float *out, int64_t ld) {
+/* The projection of this rank's heads, to `out`. */
+static epx_linear_t of_heads(const epx_model_t *m, const epx_weight_t *w, const epx_weight_t *bias, int first, int n_heads,
+                             float *out) {
     const int64_t dim = m->cfg.head_dim;
-    const epx_weight_t rows = m->heads.tp > 1 ? epx_weight_part(w, first * dim, n_heads * dim) : *w;
-    const epx_weight_t part = m->heads.tp > 1 ? epx_weight_part(bias, first * dim, n_heads * dim) : *bias;
-    epx_ops_linear(m->ops, m->norm, m->cfg.hidden, &rows, &part, n, out, ld);
+    if (m->heads.tp == 1) return (epx_linear_t){*w, *bias, out};
+    return (epx_linear_t){epx_weight_part(w, first * dim, n_heads * dim), epx_weight_part(bias, first * dim, n_heads * dim), out};
 }
 
 epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
@@ -38,9 +37,10 @@ epx_status_t epx_block_gqa(epx_model_t *m, const epx_batch_t *b, int layer) {
     int64_t n = b->n_rows, n_q = (int64_t)h->n_q * c->head_dim, n_kv = (int64_t)h->n_kv * c->head_dim, ld = n_q + 2 * n_kv;
     float *q = m->qkv, *k = q + n_q, *v = k + n_kv;
     epx_ops_rmsnorm(m->ops, epx_residual(m, b), &w[EPX_SLOT_ATTN_NORM], c->rms_eps, n, c->hidden, m->norm);
-    project_heads(m, &w[EPX_SLOT_Q], &w[EPX_SLOT_Q_BIAS], h->first_q, h->n_q, n, q, ld);
-    project_heads(m, &w[EPX_SLOT_K], &w[EPX_SLOT_K_BIAS], h->first_kv, h->n_kv, n, k, ld);
-    project_heads(m, &w[EPX_SLOT_V], &w[EPX_SLOT_V_BIAS], h->first_kv, h->n_kv, n, v, ld);
+    const epx_linear_t qkv[] = {of_heads(m, &w[EPX_SLOT_Q], &w[EPX_SLOT_Q_BIAS], h->first_q, h->n_q, q),
+                                of_heads(m, &w[EPX_SLOT_K], &w[EPX_SLOT_K_BIAS], h->first_kv, h->n_kv, k),
+                                of_heads(m, &w[EPX_SLOT_V], &w[EPX_SLOT_V_BIAS], h->first_kv, h->n_kv, v)};
+    epx_ops_linears(m->ops, m->norm, c->hidden, qkv, 3, n, ld);
     epx_ops_qk_norm_rope_store(m->ops, q, k, v, ld, h->n_q, &w[EPX_SLOT_Q_NORM], &w[EPX_SLOT_K_NORM], c->rms_eps, &rope, b->rows,
                                n, &b->kv[layer]);
     epx_ops_attention(m->ops, &attn, q, ld, b->rows, n, &b->kv[layer], m->attn, n_q);
@@ -112,7 +112,7 @@ epx_status_t epx_block_mla(epx_model_t *m, const epx_batch_t *b, int layer) {
     epx_ops_attention(m->ops, &attn, m->qkv, ld, b->rows, n, &b->kv[layer], m->attn, n_lat);
     for (int h = 0; h < c->n_heads; h++) {
         const epx_weight_t value = rows_of(&w[EPX_SLOT_KV_B], (int64_t)h * (a->nope + a->v) + a->nope, a->v);
-        epx_ops_linear(m->ops, m->attn + h * a->kv_lora, n_lat, &value, NULL, n, m->q + h * a->v, n_v);
+        epx_ops_linear(m->ops, (float *)m->attn + h * a->kv_lora, n_lat, &value, NULL, n, m->q + h * a->v, n_v);
     }
     epx_ops_linear(m->ops, m->q, n_v, &w[EPX_SLOT_O], NULL, n, m->proj, c->hidden);
     epx_ops_add(m->ops, epx_residual(m, b), m->proj, n, c->hidden);

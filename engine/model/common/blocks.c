@@ -2,7 +2,7 @@
  * attention.c. Scratch is the model's; nothing allocates. A rank without rows computes nothing but takes part in every exchange.
  * The residual stream, the choice of experts and the shared expert's output have a place for every row of a step; all other
  * scratch is used by one part of a step at a time. */
-#include <string.h>
+#include <stdlib.h>
 
 #include "engine/model/common/arch.h"
 
@@ -11,7 +11,7 @@ void epx_block_embed(epx_model_t *m, const epx_batch_t *b) {
 }
 
 /* The dense feed-forward or the shared expert of a layer. */
-static void ffn(epx_model_t *m, int layer, const float *x, int64_t n, int64_t size, float *out) {
+static void ffn(epx_model_t *m, int layer, const void *x, int64_t n, int64_t size, float *out) {
     const epx_weight_t *w = m->layers[layer].w;
     const epx_expert_weights_t e = {.gate = w[EPX_SLOT_FFN_GATE], .up = w[EPX_SLOT_FFN_UP], .down = w[EPX_SLOT_FFN_DOWN]};
     epx_ops_ffn(m->ops, x, &e, n, m->cfg.hidden, size, out);
@@ -34,7 +34,7 @@ static float *gate_of(const epx_model_t *m, const epx_batch_t *b) {
 }
 
 /* Norm into the exchange's own rows x, so that dispatch copies nothing; then the choice of experts. */
-static void route(epx_model_t *m, const epx_batch_t *b, int layer, float *x) {
+static void route(epx_model_t *m, const epx_batch_t *b, int layer, void *x) {
     const epx_model_config_t *c = &m->cfg;
     const epx_weight_t *w = m->layers[layer].w;
     const int32_t n = b->n_rows;
@@ -53,7 +53,7 @@ static void route(epx_model_t *m, const epx_batch_t *b, int layer, float *x) {
 }
 
 /* The shared expert of this rank's own rows, while the exchange is under way; its gate's logits lie behind those of all rows. */
-static void shared_expert(epx_model_t *m, const epx_batch_t *b, int layer, const float *x) {
+static void shared_expert(epx_model_t *m, const epx_batch_t *b, int layer, const void *x) {
     const epx_weight_t *gate = &m->layers[layer].w[EPX_SLOT_SHARED_GATE];
     const int64_t n = b->n_rows;
     if (n == 0 || m->cfg.shared_ffn == 0) return;
@@ -65,7 +65,7 @@ static void add_parts(epx_model_t *m, const epx_batch_t *b, int layer) {
     const int64_t hidden = m->cfg.hidden, n = b->n_rows;
     float *h = epx_residual(m, b);
     if (n == 0) return;
-    epx_ops_add(m->ops, h, m->proj, n, hidden);
+    epx_ops_add_rows(m->ops, h, m->proj, n, hidden);
     if (m->cfg.shared_ffn == 0) return;
     if (m->layers[layer].w[EPX_SLOT_SHARED_GATE].data) epx_ops_add_gated(m->ops, h, shared_of(m, b), gate_of(m, b), n, hidden);
     else epx_ops_add(m->ops, h, shared_of(m, b), n, hidden);
@@ -107,9 +107,10 @@ epx_status_t epx_model_run_experts(epx_model_t *m, epx_plan_t *plan, int contigu
 
 /* Router and dispatch_send. */
 static epx_status_t begin_experts(epx_model_t *m, const epx_batch_t *b, int layer, flight_t *f) {
-    void *x;
+    void *x = m->norm; /* a device's exchange reads rows where they lie */
+    const int on_host = epx_ops_reads_host(m->ops);
     f->plan = m->plans[b->exchange];
-    EPX_TRY(epx_plan_input(f->plan, b->channel, &x));
+    if (on_host) EPX_TRY(epx_plan_input(f->plan, b->channel, &x));
     if (b->n_rows) route(m, b, layer, x);
     epx_io_init(&f->io);
     f->io.channel = b->channel;
@@ -117,7 +118,8 @@ static epx_status_t begin_experts(epx_model_t *m, const epx_batch_t *b, int laye
     f->io.ids = ids_of(m, b);
     f->io.weights = weights_of(m, b);
     f->io.n_tokens = b->n_rows;
-    epx_meter_add_rows(&m->meter, layer, f->io.ids, b->n_rows, m->cfg.top_k);
+    f->io.stream = epx_ops_stream(m->ops);
+    if (on_host) epx_meter_add_rows(&m->meter, layer, f->io.ids, b->n_rows, m->cfg.top_k);
     epx_meter_begin(f->plan, &f->mark);
     EPX_TRY(epx_dispatch_send(f->plan, &f->io));
     epx_meter_pause(f->plan, &f->mark);
@@ -156,22 +158,51 @@ epx_status_t epx_block_moe(epx_model_t *m, const epx_batch_t *b, int layer) {
     return end_experts(m, b, layer, &f);
 }
 
-void epx_block_logits(epx_model_t *m, const epx_batch_t *b) {
+epx_status_t epx_block_logits(epx_model_t *m, const epx_batch_t *b) {
     int64_t hidden = m->cfg.hidden;
-    if (b->n_logits == 0) return;
+    if (b->n_logits == 0) return EPX_OK;
     const epx_weight_t *head = &m->w[m->cfg.tie_embeddings ? EPX_SLOT_EMBED : EPX_SLOT_LM_HEAD];
-    for (int32_t i = 0; i < b->n_logits; i++)
-        memcpy(m->norm + i * hidden, m->h + b->logit_rows[i] * hidden, (size_t)hidden * sizeof(float));
-    epx_ops_rmsnorm(m->ops, m->norm, &m->w[EPX_SLOT_FINAL_NORM], m->cfg.rms_eps, b->n_logits, hidden, m->norm);
-    epx_ops_linear(m->ops, m->norm, hidden, head, NULL, b->n_logits, b->logits, m->cfg.vocab);
+    EPX_ASSERT(!b->best || m->logits);
+    const int32_t most = m->logits ? m->logits_rows : b->n_logits;
+    for (int32_t first = 0, n; first < b->n_logits; first += n) {
+        float *out = b->logits + (size_t)first * (size_t)m->cfg.vocab, *to = m->logits ? m->logits : out;
+        n = b->n_logits - first < most ? b->n_logits - first : most;
+        epx_ops_gather(m->ops, m->h, b->logit_rows + first, n, hidden, m->proj);
+        epx_ops_rmsnorm(m->ops, m->proj, &m->w[EPX_SLOT_FINAL_NORM], m->cfg.rms_eps, n, hidden, m->norm);
+        epx_ops_linear(m->ops, m->norm, hidden, head, NULL, n, to, m->cfg.vocab);
+        if (b->best) {
+            epx_ops_argmax(m->ops, to, n, m->cfg.vocab, m->best);
+            EPX_TRY(epx_ops_download(m->ops, b->best + first, m->best, (size_t)n * sizeof *m->best));
+            continue;
+        }
+        EPX_TRY(epx_ops_download(m->ops, out, to, (size_t)n * (size_t)m->cfg.vocab * sizeof(float)));
+    }
+    return EPX_OK;
+}
+
+/* The probe of values that a device holds. Watching costs time and memory, serving does not. */
+static epx_status_t probe_copy(const epx_model_t *m, const epx_batch_t *b, int layer, int routed) {
+    const size_t n = (size_t)b->n_rows, n_hidden = n * (size_t)m->cfg.hidden, n_chosen = n * (size_t)m->cfg.top_k;
+    float *block = malloc((n_hidden + 2 * n_chosen + 1) * sizeof *block), *weights;
+    int32_t *ids;
+    if (!block) return epx_fail(EPX_ERR_NOMEM, "probe of layer %d: no memory for %zu rows", layer, n);
+    weights = block + n_hidden;
+    ids = (int32_t *)(void *)(weights + n_chosen);
+    epx_status_t s = epx_ops_download(m->ops, block, epx_residual(m, b), n_hidden * sizeof *block);
+    if (s >= 0 && routed) s = epx_ops_download(m->ops, weights, weights_of(m, b), n_chosen * sizeof *weights);
+    if (s >= 0 && routed) s = epx_ops_download(m->ops, ids, ids_of(m, b), n_chosen * sizeof *ids);
+    if (s >= 0) m->probe(m->probe_ctx, layer, b->n_rows, routed ? ids : NULL, routed ? weights : NULL, block);
+    free(block);
+    return s;
 }
 
 /* Hand the layer's routing and residual stream to the probe, if any. */
-static void probe(const epx_model_t *m, const epx_batch_t *b, int layer) {
+static epx_status_t probe(const epx_model_t *m, const epx_batch_t *b, int layer) {
     const int routed = layer >= m->cfg.n_dense_layers;
-    if (m->probe)
-        m->probe(m->probe_ctx, layer, b->n_rows, routed ? ids_of(m, b) : NULL, routed ? weights_of(m, b) : NULL,
-                 epx_residual(m, b));
+    if (!m->probe) return EPX_OK;
+    if (!epx_ops_reads_host(m->ops)) return probe_copy(m, b, layer, routed);
+    m->probe(m->probe_ctx, layer, b->n_rows, routed ? ids_of(m, b) : NULL, routed ? weights_of(m, b) : NULL, epx_residual(m, b));
+    return EPX_OK;
 }
 
 /* ---- a step in two halves ---- */
@@ -197,7 +228,7 @@ static int has_experts(const epx_model_t *m, int layer) { return layer >= m->cfg
 /* What is left of the layer before, then this layer up to where its rows leave. */
 static epx_status_t go_on(epx_model_t *m, half_t *half, int layer, epx_attention_fn attention) {
     if (layer > 0 && has_experts(m, layer - 1)) EPX_TRY(end_experts(m, &half->b, layer - 1, &half->f));
-    if (layer > 0) probe(m, &half->b, layer - 1);
+    if (layer > 0) EPX_TRY(probe(m, &half->b, layer - 1));
     if (layer == m->cfg.n_layers) return EPX_OK;
     EPX_TRY(attention(m, &half->b, layer));
     if (has_experts(m, layer)) return begin_experts(m, &half->b, layer, &half->f);
@@ -223,7 +254,7 @@ static epx_status_t layers(epx_model_t *m, const epx_batch_t *b, epx_attention_f
         EPX_TRY(attention(m, b, l));
         if (has_experts(m, l)) EPX_TRY(epx_block_moe(m, b, l));
         else epx_block_dense(m, b, l);
-        probe(m, b, l);
+        EPX_TRY(probe(m, b, l));
     }
     return EPX_OK;
 }
@@ -231,6 +262,5 @@ static epx_status_t layers(epx_model_t *m, const epx_batch_t *b, epx_attention_f
 epx_status_t epx_forward_decoder(epx_model_t *m, const epx_batch_t *b, epx_attention_fn attention) {
     epx_block_embed(m, b);
     EPX_TRY(b->in_halves ? layers_in_halves(m, b, attention) : layers(m, b, attention));
-    epx_block_logits(m, b);
-    return EPX_OK;
+    return epx_block_logits(m, b);
 }

@@ -6,6 +6,7 @@
 #include "engine/model/common/arch.h"
 #include "engine/model/load/checkpoint.h"
 #include "engine/model/load/dummy.h"
+#include "engine/model/load/upload.h"
 
 static int64_t dim_size(const epx_model_config_t *c, epx_dim_t d) {
     const epx_mla_t *a = &c->mla;
@@ -102,10 +103,15 @@ static size_t wants_of_rule(epx_model_t *m, const epx_tensor_rule_t *r, epx_want
 }
 
 static epx_status_t load_wants(epx_model_t *m, const epx_model_load_t *load, const epx_want_t *wants, size_t n) {
-    if (load->dummy) return epx_dummy_weights(load->seed, wants, n, load->progress, &m->dummy_block);
+    if (load->dummy) return epx_dummy_weights(m->ops, load->seed, wants, n, load->progress, &m->weights_block, &m->weights_bytes);
     EPX_TRY(epx_checkpoint_open(load->dir, &m->ck));
     EPX_TRY(epx_checkpoint_map(m->ck, wants, n, load->progress));
     m->mapped_bytes = epx_checkpoint_mapped_bytes(m->ck);
+    if (epx_ops_reads_host(m->ops)) return EPX_OK;
+    EPX_TRY(epx_upload_weights(m->ops, wants, n, load->progress, &m->weights_block, &m->weights_bytes));
+    epx_checkpoint_close(m->ck);
+    m->ck = NULL;
+    m->mapped_bytes = 0;
     return EPX_OK;
 }
 

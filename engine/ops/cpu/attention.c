@@ -43,8 +43,8 @@ static void rope_item(void *ctx, int64_t row, int thread) {
     norm_rope_heads(j, k, kv->n_kv_heads, j->k_norm, cosine, sine);
     const int64_t width = (int64_t)kv->n_kv_heads * kv->head_dim;
     const int64_t slot = (int64_t)j->rows[row].block_table[position / kv->page_size] * kv->page_size + position % kv->page_size;
-    memcpy(kv->k_pages + slot * width, k, (size_t)width * sizeof(float));
-    if (j->v != NULL) memcpy(kv->v_pages + slot * width, j->v + row * j->ldqkv, (size_t)width * sizeof(float));
+    memcpy((float *)kv->k_pages + slot * width, k, (size_t)width * sizeof(float));
+    if (j->v != NULL) memcpy((float *)kv->v_pages + slot * width, j->v + row * j->ldqkv, (size_t)width * sizeof(float));
 }
 
 void epx_cpu_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
@@ -92,7 +92,7 @@ static void attn_item(void *ctx, int64_t item, int thread) {
 }
 
 void epx_cpu_attention(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
-                       int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo) {
+                       int64_t n_rows, const epx_kv_layer_t *kv, void *out, int64_t ldo) {
     const int n_heads = attn->n_heads;
     EPX_ASSERT(kv->head_dim <= EPX_OPS_MAX_HEAD_DIM && n_heads % kv->n_kv_heads == 0);
     attn_job_t j = {.c = epx_cpu(ops), .n_rows = n_rows, .group = n_heads / kv->n_kv_heads};

@@ -56,31 +56,61 @@ static epx_status_t cpu_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k,
     return EPX_OK;
 }
 
+/* Every model that can be loaded runs here, everything is done when a call returns, and arguments are read where they lie. */
+static epx_status_t cpu_accept(epx_ops_t *ops, const epx_ops_needs_t *needs) {
+    (void)ops, (void)needs;
+    return EPX_OK;
+}
+static epx_status_t cpu_sync(epx_ops_t *ops) {
+    (void)ops;
+    return EPX_OK;
+}
+static epx_status_t cpu_begin(epx_ops_t *ops, const epx_ops_step_t *step) {
+    (void)ops, (void)step;
+    return EPX_OK;
+}
+
 static const epx_ops_vtbl_t g_vtbl = {
     .destroy = cpu_destroy,
     .isa = cpu_isa,
     .n_threads = cpu_n_threads,
-    .isa_available = epx_ops_cpu_isa_available,
+    .accept = cpu_accept,
     .reserve = cpu_reserve,
+    .alloc = epx_cpu_alloc,
+    .free = epx_cpu_free,
+    .upload = epx_cpu_copy,
+    .download = epx_cpu_copy,
+    .sync = cpu_sync,
+    .free_bytes = epx_cpu_free_bytes,
+    .random = epx_cpu_random,
+    .fill = epx_cpu_fill,
+    .begin = cpu_begin,
     .embed = epx_cpu_embed,
     .rmsnorm = epx_cpu_rmsnorm,
-    .linear = epx_cpu_linear,
+    .gather = epx_cpu_gather,
+    .linears = epx_cpu_linears,
+    .argmax = epx_cpu_argmax,
     .add = epx_cpu_add,
+    .add_rows = epx_cpu_add_rows,
     .add_gated = epx_cpu_add_gated,
     .qk_norm_rope_store = epx_cpu_qk_norm_rope_store,
     .attention = epx_cpu_attention,
     .router = epx_cpu_router,
     .experts = epx_cpu_experts,
+    .ffn = epx_cpu_ffn,
 };
+
+epx_status_t epx_ops_cpu_available(void) { return EPX_OK; }
 
 epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops) {
     const epx_cpu_kernels_t *k = epx_cpu_kernels_find(cfg->isa);
+    if (cfg->device_idx != 0) return epx_fail(EPX_ERR_ARG, "device_idx is %d; legal with device cpu: 0", cfg->device_idx);
     if (k == NULL)
         return epx_fail(EPX_ERR_UNSUPPORTED, "instruction set '%s' is not available; legal here: %s", cfg->isa,
                         epx_ops_cpu_isa_available());
     epx_cpu_ops_t *c = calloc(1, sizeof *c);
     if (c == NULL) return epx_fail(EPX_ERR_NOMEM, "ops object");
-    c->base.v = &g_vtbl;
+    c->base = (epx_ops_t){.v = &g_vtbl, .row_type = EPX_W_F32, .device_idx = -1};
     c->k = k;
     epx_status_t st = epx_pool_create(cfg->n_threads, cfg->cpus, &c->pool);
     if (st == EPX_OK) st = cpu_reserve(&c->base, MIN_ROWS, 1, 0, 0);

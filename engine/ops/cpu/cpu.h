@@ -42,6 +42,7 @@ static inline float epx_vector_at(const epx_weight_t *w, int64_t i) {
 static inline int epx_present(const epx_weight_t *w) { return w != NULL && w->data != NULL; }
 
 epx_status_t epx_ops_cpu_create(const epx_ops_config_t *cfg, epx_ops_t **out_ops);
+epx_status_t epx_ops_cpu_available(void);
 const char *epx_ops_cpu_isa_available(void);
 
 /* out[i, c] += bias[n0 + c], i < m, c < n. */
@@ -49,19 +50,30 @@ void epx_cpu_add_bias(const epx_weight_t *bias, int64_t n0, int n, int m, float 
 
 /* The functions of the table in ops_spi.h. */
 void epx_cpu_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
-void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, float *out);
-void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
-                    float *out, int64_t ldo);
+void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, void *out);
+void epx_cpu_gather(epx_ops_t *ops, const float *x, const int32_t *rows, int64_t n_rows, int64_t width, float *out);
+void epx_cpu_linears(epx_ops_t *ops, const void *x, int64_t ldx, const epx_linear_t *parts, int n, int64_t n_rows, int64_t ldo);
+void epx_cpu_argmax(epx_ops_t *ops, const float *x, int64_t n_rows, int64_t width, int32_t *out);
+void epx_cpu_add_rows(epx_ops_t *ops, float *out, const void *add, int64_t n_rows, int64_t width);
 void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width);
 void epx_cpu_add_gated(epx_ops_t *ops, float *out, const float *add, const float *gate, int64_t n_rows, int64_t width);
 void epx_cpu_qk_norm_rope_store(epx_ops_t *ops, float *q, float *k, const float *v, int64_t ldqkv, int n_heads,
                                 const epx_weight_t *q_norm, const epx_weight_t *k_norm, float eps, const epx_rope_t *rope,
                                 const epx_attn_row_t *rows, int64_t n_rows, const epx_kv_layer_t *kv);
 void epx_cpu_attention(epx_ops_t *ops, const epx_attn_t *attn, const float *q, int64_t ldq, const epx_attn_row_t *rows,
-                       int64_t n_rows, const epx_kv_layer_t *kv, float *out, int64_t ldo);
+                       int64_t n_rows, const epx_kv_layer_t *kv, void *out, int64_t ldo);
 void epx_cpu_router(epx_ops_t *ops, const epx_router_t *router, const float *logits, int64_t n_rows, int32_t *out_ids,
                     float *out_weights);
 void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
-                     float *out);
+                     void *out);
+void epx_cpu_ffn(epx_ops_t *ops, const void *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn,
+                 float *out);
+/* memory.c */
+epx_status_t epx_cpu_alloc(epx_ops_t *ops, size_t n_bytes, void **out);
+void epx_cpu_free(epx_ops_t *ops, void *p, size_t n_bytes);
+epx_status_t epx_cpu_copy(epx_ops_t *ops, void *to, const void *from, size_t n_bytes);
+uint64_t epx_cpu_free_bytes(const epx_ops_t *ops);
+void epx_cpu_random(epx_ops_t *ops, uint64_t seed, float half_width, size_t n, uint16_t *out);
+void epx_cpu_fill(epx_ops_t *ops, uint16_t value, size_t n, uint16_t *out);
 
 #endif

@@ -119,7 +119,7 @@ static void cut_segments(job_t *j, int32_t *e, int64_t n) {
 }
 
 void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_weights_t *experts, int64_t hidden, int64_t ffn,
-                     float *out) {
+                     void *out) {
     epx_cpu_ops_t *c = epx_cpu(ops);
     job_t j = {.c = c, .lists = lists, .experts = experts, .hidden = hidden, .ffn = ffn};
     j.ldxp = epx_cpu_packed_len(c, hidden);
@@ -128,7 +128,7 @@ void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_
     int32_t e = 0;
     for (int64_t n; j.wave0 < lists->n_rows; j.wave0 += n) {
         n = lists->n_rows - j.wave0 < c->max_rows ? lists->n_rows - j.wave0 : c->max_rows;
-        j.out = out + j.wave0 * hidden;
+        j.out = (float *)out + j.wave0 * hidden;
         cut_segments(&j, &e, n);
         const double weights = (double)hidden * (double)ffn, bytes = 4.0 * weights * j.n_segments;
         const int parallel = epx_cpu_worth(bytes, 4.0 * weights * (double)n);
@@ -136,4 +136,19 @@ void epx_cpu_experts(epx_ops_t *ops, const epx_lists_t *lists, const epx_expert_
         epx_pool_run(c->pool, gate_up_item, &j, j.n_segments * epx_div_up(ffn, EPX_OPS_N_CHUNK), parallel);
         epx_pool_run(c->pool, down_item, &j, j.n_segments * epx_div_up(hidden, EPX_OPS_N_CHUNK), parallel);
     }
+}
+
+/* One expert that owns every row, in the order of x. Entries would be the identity, so a NULL entries pointer is taken as row
+ * i = (row_base[0], i). */
+void epx_cpu_ffn(epx_ops_t *ops, const void *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn,
+                 float *out) {
+    const int32_t off[2] = {0, (int32_t)n_rows};
+    const void *base[1] = {x};
+    const epx_lists_t one = {.n_local_experts = 1,
+                             .n_rows = (int32_t)n_rows,
+                             .expert_off = off,
+                             .entries = NULL,
+                             .row_base = base,
+                             .row_stride_bytes = (uint64_t)hidden * sizeof(float)};
+    epx_cpu_experts(ops, &one, w, hidden, ffn, out);
 }

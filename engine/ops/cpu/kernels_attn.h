@@ -34,8 +34,8 @@ static void attn_locate(attn_t *a, int32_t base, int n) {
     int32_t page = base / kv->page_size, slot = base % kv->page_size;
     for (int j = 0; j < n; j++) {
         const int64_t at = ((int64_t)a->t->rows[0].block_table[page] * kv->page_size + slot) * kv->n_kv_heads + a->t->kv_head;
-        a->k[j] = kv->k_pages + at * a->dim;
-        a->v[j] = kv->v_pages + at * a->dim;
+        a->k[j] = (const float *)kv->k_pages + at * a->dim;
+        a->v[j] = (const float *)kv->v_pages + at * a->dim;
         if (++slot == kv->page_size) slot = 0, page++;
     }
 }

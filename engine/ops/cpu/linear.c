@@ -41,8 +41,8 @@ static void gemm_item(void *ctx, int64_t item, int thread) {
     if (epx_present(j->bias)) epx_cpu_add_bias(j->bias, n0, g.n, g.m, g.out, g.ldo);
 }
 
-void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
-                    float *out, int64_t ldo) {
+static void linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weight_t *w, const epx_weight_t *bias, int64_t n_rows,
+                   float *out, int64_t ldo) {
     epx_cpu_ops_t *c = epx_cpu(ops);
     const int64_t kp = epx_cpu_packed_len(c, w->k);
     EPX_ASSERT(kp <= c->max_k);
@@ -54,4 +54,8 @@ void epx_cpu_linear(epx_ops_t *ops, const float *x, int64_t ldx, const epx_weigh
         epx_pool_run(c->pool, gemm_item, &j, epx_div_up(w->n, EPX_OPS_N_CHUNK) * epx_div_up(j.n_rows, EPX_OPS_M_CHUNK),
                      epx_cpu_worth(weights * (double)epx_weight_bytes(w->type), 2.0 * weights * (double)j.n_rows));
     }
+}
+
+void epx_cpu_linears(epx_ops_t *ops, const void *x, int64_t ldx, const epx_linear_t *parts, int n, int64_t n_rows, int64_t ldo) {
+    for (int i = 0; i < n; i++) linear(ops, x, ldx, &parts[i].w, &parts[i].bias, n_rows, parts[i].out, ldo);
 }

@@ -1,4 +1,7 @@
 /* Ops whose work item is one row. */
+#include <math.h>
+#include <string.h>
+
 #include "base/status.h"
 #include "engine/ops/cpu/cpu.h"
 
@@ -30,8 +33,7 @@ static void rmsnorm_item(void *ctx, int64_t row, int thread) {
     j->k->rmsnorm(j->x + row * j->width, j->w, j->eps, j->width, j->out + row * j->width);
 }
 
-void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width,
-                     float *out) {
+void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, void *out) {
     job_t j = {.k = epx_cpu(ops)->k, .w = w, .x = x, .out = out, .width = width, .eps = eps};
     epx_pool_run(epx_cpu(ops)->pool, rmsnorm_item, &j, n_rows, epx_cpu_worth(8.0 * (double)(n_rows * width), 0));
 }
@@ -45,6 +47,28 @@ static void add_item(void *ctx, int64_t row, int thread) {
 void epx_cpu_add(epx_ops_t *ops, float *out, const float *add, int64_t n_rows, int64_t width) {
     job_t j = {.k = epx_cpu(ops)->k, .x = add, .out = out, .width = width};
     epx_pool_run(epx_cpu(ops)->pool, add_item, &j, n_rows, epx_cpu_worth(8.0 * (double)(n_rows * width), 0));
+}
+
+void epx_cpu_add_rows(epx_ops_t *ops, float *out, const void *add, int64_t n_rows, int64_t width) {
+    epx_cpu_add(ops, out, add, n_rows, width);
+}
+
+void epx_cpu_argmax(epx_ops_t *ops, const float *x, int64_t n_rows, int64_t width, int32_t *out) {
+    (void)ops;
+    for (int64_t m = 0; m < n_rows; m++) {
+        const float *row = x + m * width;
+        int64_t best = 0, bad = 0;
+        for (int64_t i = 0; i < width; i++) {
+            bad |= !(row[i] < INFINITY);
+            if (row[i] > row[best]) best = i;
+        }
+        out[m] = bad || row[best] == -INFINITY ? -1 : (int32_t)best;
+    }
+}
+
+void epx_cpu_gather(epx_ops_t *ops, const float *x, const int32_t *rows, int64_t n_rows, int64_t width, float *out) {
+    (void)ops;
+    for (int64_t i = 0; i < n_rows; i++) memcpy(out + i * width, x + rows[i] * width, (size_t)width * sizeof(float));
 }
 
 static void add_gated_item(void *ctx, int64_t row, int thread) {
