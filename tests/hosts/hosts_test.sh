@@ -121,10 +121,10 @@ serve_pair() { # FLAGS what-to-do
     where="--nnodes 2 --dist-init-addr 10.213.7.1:7020 --dist-timeout 30 --threads 1"
     rm -f "$tmp"/ready.* "$tmp"/out.*
     # shellcheck disable=SC2086
-    on $b nodeb timeout 50 "$build/app/epx" serve --model-path "$model" $1 $where --node-rank 1 >"$tmp/out.1" 2>&1 &
+    on $b nodeb timeout 70 "$build/app/epx" serve --model-path "$model" $1 $where --node-rank 1 >"$tmp/out.1" 2>&1 &
     pids=$!
     # shellcheck disable=SC2086
-    on $a nodea timeout 50 python3 "$here/serve_hosts.py" "$build/app/epx" "$model" "$tmp" $2 $1 $where --node-rank 0 >"$tmp/out.0" 2>&1 &
+    on $a nodea timeout 70 python3 "$here/serve_hosts.py" "$build/app/epx" "$model" "$tmp" $2 $1 $where --node-rank 0 >"$tmp/out.0" 2>&1 &
     pids="$pids $!"
 }
 run_serve() {
@@ -137,7 +137,7 @@ run_serve() {
     i=0
     while [ ! -e "$tmp/ready.0" ]; do
         i=$((i + 1))
-        [ $i -lt 400 ] || { show; exit 1; }
+        [ $i -lt 600 ] || { show; exit 1; }
         sleep 0.1
     done
     cut_link

@@ -54,6 +54,12 @@ def ranks_of(pid):
     return sorted(set(int(c) for c in children))
 
 
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
 def gone(pid, seconds):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -296,21 +302,22 @@ class Server:
 
 
 def test_serve_launch_lines():
-    """The launch line of SGLang's pull request 30756, and the two lines of its test, with only --model-path changed
-    (and priorities, which the stream then uses)."""
+    """The launch line of SGLang's pull request 30756, and the two lines of its test, with only --model-path changed (and the port,
+    which another program may have); and one with an expert group for each DP rank and priorities."""
     line = ("--trust-remote-code --tp 4 --dp 4 --enable-dp-attention --enable-dp-lm-head --moe-a2a-backend pplx --deepep-mode low_latency "
             "--moe-runner-backend deep_gemm --mem-fraction-static 0.85 --max-running-requests 2048 --stream-interval 5 "
             "--disable-radix-cache --cuda-graph-bs 1 2 4 8 16 32 64 128 256 512 --chunked-prefill-size 512 --skip-server-warmup "
-            "--watchdog-timeout 600 --enable-priority-scheduling")
+            f"--watchdog-timeout 600 --port {free_port()}")
     test = ("--trust-remote-code --tp 4 --enable-dp-attention --moe-a2a-backend pplx --deepep-mode low_latency "
             "--cuda-graph-max-bs-decode 128 --mem-fraction-static 0.5 ")
     hybrid = test + "--dp 2 --max-running-requests 256"
     deepep = ("--tp 4 --dp 2 --ep 2 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode auto --chunked-prefill-size 512 "
-              "--max-running-requests 64 --mem-fraction-static 0.4")
+              "--max-running-requests 64 --mem-fraction-static 0.4 --enable-priority-scheduling")
     test += "--dp 4 --max-running-requests 512"
     for flags, cap, parts in ((line, "512", ("prompt chunk 128, running requests 512, tokens of a step (cap) 512", "DP groups 4",
-                                             "note: --cuda-graph-bs", "note: --trust-remote-code")),
-                              (test, "4096", ("running requests 128, tokens of a step (cap) 4096",)),
+                                             "attention-TP 1", "note: --cuda-graph-bs", "note: --trust-remote-code",
+                                             "note: --skip-server-warmup")),
+                              (test, "4096", ("running requests 128, tokens of a step (cap) 4096", "note: --cuda-graph-max-bs-decode")),
                               (hybrid, "4096", ("attention-TP 2, DP groups 2", "running requests 128")),
                               (deepep, "512", ("DP groups 2, expert groups 2; 16 experts, 8 to 8 a rank", "mode normal",
                                                "steps without prompt tokens: mode low_latency, 32 tokens",
@@ -320,7 +327,7 @@ def test_serve_launch_lines():
         del os.environ["SGLANG_PPLX_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]
         try:
             body = json.dumps({"model": TINY, "prompt": "17 + 25 =", "max_tokens": 4, "temperature": 0, "stream": True,
-                               "priority": 3 if flags == line else 0}).encode()
+                               "priority": 3 if flags == deepep else 0}).encode()
             request = urllib.request.Request(s.url + "/v1/completions", body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=20) as r:
                 check(b"[DONE]" in r.read(), "the stream ends")
@@ -329,6 +336,21 @@ def test_serve_launch_lines():
             _, err = s.process.communicate(timeout=20)
         for part in (*parts, "Prefill batch. #new-seq: 1, #new-token: "):
             check(part in err, f"the table and the log say {part}", err)
+
+
+def test_serve_notes():
+    """Every flag of SGLang's that has no effect here starts the server with one note; --help lists them."""
+    help_text = run("serve", "--help").stdout
+    noted = re.findall(r"^    --([a-z-]+)(?: (\S+))?\n        no effect", help_text, re.M)
+    check(len(noted) >= 9 and ("trust-remote-code", "") in noted and ("cuda-graph-bs", "N...") in noted, "the flags", str(noted))
+    values = {"": [], "N": ["8"], "N...": ["1", "2", "4"], "NAME": ["flashinfer"]}
+    s = Server("--model-path", TINY, *(word for name, value in noted for word in (f"--{name}", *values[value])), "--tp", "1")
+    s.process.send_signal(signal.SIGTERM)
+    err = s.end(0)
+    for name, _ in noted:
+        check(len(re.findall(rf"^epx: note: --{name}: no effect", err, re.M)) == 1, f"one note on --{name}", err)
+    for mode in ("prefill", "decode"):
+        expect(run("serve", "--model-path", TINY, "--disaggregation-mode", mode), 2, f"--disaggregation-mode {mode}", "legal value: null")
 
 
 def test_serve_stop():
