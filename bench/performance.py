@@ -7,6 +7,7 @@ constants here because the peers need torch and are not run by our benches.
 """
 import collections
 import json
+import lzma
 import os
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -32,8 +33,8 @@ The best of the block counts and of packets or bulk is shown; all variants are i
 
 
 def main():
-    path = os.path.join(HERE, "results", "h200-x2", "exchange.jsonl")
-    rows = [json.loads(line) for line in open(path)]
+    path = os.path.join(HERE, "results", "h200-x2", "exchange.jsonl.xz")
+    rows = [json.loads(line) for line in lzma.open(path, "rt")]
     p50 = collections.defaultdict(list)
     for d in rows:
         p50[d["H"], d["T"], d["case"], d["blocks"], d["packet_tokens"]].append(d["us_p50"])
