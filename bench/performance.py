@@ -10,6 +10,8 @@ import json
 import lzma
 import os
 
+import performance_serving
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 # (H, T): microseconds of the fastest of pplx-kernels 12cecfd, DeepEP 567632d (low latency) and NCCL 2.28.3 all-gather + reduce-scatter
 PEERS = {
@@ -55,6 +57,8 @@ def main():
         floor = next(d["floor_us"] for d in rows if (d["H"], d["T"]) == (h, t))
         mode = "packets" if key[4] else "bulk"
         print(f"| {h}, {256 if h == 7168 else 128} | {t} | {text[0]} | {key[3]}, {mode} | {text[1]} | {peer} {name} | {peer / mid:.2f} | {floor:.1f} |")
+    print()
+    print("\n".join(performance_serving.section()))
 
 
 main()
