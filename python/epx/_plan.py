@@ -205,7 +205,8 @@ class Plan:
         library().epx_plan_create(group.handle(), byref(c), byref(out))
         del keep
         self._handle = out.value
-        self._held: Dict[int, Any] = {}
+        self._held: Dict[Tuple[int, str], Any] = {}  # GPU: arrays that kernels may still use
+        self._n_sent: Dict[int, int] = {}  # tokens of the exchange in flight on each channel
         self._info: Optional[PlanInfo] = None
         self._resolve()
 
@@ -345,10 +346,11 @@ class Plan:
 
     def _call(self, name: str, io: _library.Io, channel: int, held: Any) -> None:
         getattr(library(), name)(self.handle(), byref(io))
-        self._held.setdefault(channel, {})[name] = held
+        if self.group.device >= 0:  # on the CPU the call is done with them
+            self._held[channel, name] = held
 
     def _sent(self, channel: int) -> int:
-        return self._held.get(channel, {}).get("n_tokens", 0)
+        return self._n_sent.get(channel, 0)
 
     def dispatch_send(self, x: Any, ids: Any, weights: Any, *, x_scale: Any = None, n_tokens: Optional[int] = None,
                       n_tokens_device: Any = None, channel: int = 0, stream: Any = None) -> None:
@@ -363,7 +365,7 @@ class Plan:
         io = self._io(channel, stream)
         held = self._put_dispatch_send(io, x, ids, weights, x_scale, n_tokens, n_tokens_device)
         self._call("epx_dispatch_send", io, channel, held)
-        self._held[channel]["n_tokens"] = io.n_tokens
+        self._n_sent[channel] = io.n_tokens
 
     def dispatch_recv(self, *, out_x: Any = None, out_scale: Any = None, out_counts: Any = None, out_histogram: Any = None,
                       channel: int = 0, stream: Any = None) -> None:
@@ -384,7 +386,7 @@ class Plan:
         recv = self._put_dispatch_recv(io, out_x, out_scale, out_counts, out_histogram)
         held = self._put_dispatch_send(io, x, ids, weights, x_scale, n_tokens, n_tokens_device)
         self._call("epx_dispatch", io, channel, held + recv)
-        self._held[channel]["n_tokens"] = io.n_tokens
+        self._n_sent[channel] = io.n_tokens
 
     def combine_send(self, y: Any, *, channel: int = 0, stream: Any = None) -> None:
         """Send the experts' outputs back: y as dispatch gave the rows, in expert dtype ("lists": [n_rows, H] in list order)."""

@@ -330,7 +330,7 @@ class AllToAll:
         if not (do_send or do_recv):
             raise ArgumentError("do_send and do_recv are both False; legal: one of them, or both")
         name = f"epx_{what}" + ("" if do_send and do_recv else "_send" if do_send else "_recv")
-        self.plan._call(name, io, 0, objects)
+        self.plan._call(name, io, 0, None if self._tensors else objects)  # torch's allocator keeps tensors for the stream
         keep_for_stream(objects, self._device)
 
     # ---- combine ----
