@@ -93,7 +93,7 @@ static const epx_option_t options[] = {
      "exchange of all local ranks may take together. Default: 0.4 for the KV pools, no more than the requests can use."},
     {"max-queued-requests", NULL, EPX_OPTION_INT, AT(max_queued_requests), 0, I31, NULL, NULL, SERVE | DEMO, "N",
      "Requests that may wait at one rank beyond those that may run; more are answered with status 429. Default: no limit but the "
-     "server's 1024 live requests."},
+     "server's 4096 live requests."},
     {"load-balance-method", NULL, EPX_OPTION_CHOICE, AT(load_balance_method), 0, -1,
      "auto|round_robin|total_requests|total_tokens", "follow_bootstrap_room|minimum_tokens|shortest_queue", SERVE | DEMO, NULL,
      "Which DP rank gets a request: in turn, the one with the fewest live requests (auto, default: the same), or with the fewest "

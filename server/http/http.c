@@ -120,11 +120,17 @@ static epx_status_t listen_on(const char *host, int port, int *out_fd, int *out_
     return EPX_OK;
 }
 
-/* As many connections as asked for, unless the process may not have that many descriptors. */
+/* As many connections as asked for, unless the process may not have that many descriptors. The soft limit is raised for them. */
 static unsigned connection_limit(const epx_http_t *h) {
     struct rlimit files;
     unsigned n = (unsigned)h->cfg.max_connections;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY) return n;
+    rlim_t want = (rlim_t)n + EPX_HTTP_SPARE_FDS;
+    if (files.rlim_cur < want) {
+        files.rlim_cur = want < files.rlim_max ? want : files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files); /* else as many as there are */
+        (void)getrlimit(RLIMIT_NOFILE, &files);
+    }
     rlim_t room = files.rlim_cur > 2 * EPX_HTTP_SPARE_FDS ? files.rlim_cur - EPX_HTTP_SPARE_FDS : files.rlim_cur / 2;
     return n < room ? n : (unsigned)room;
 }

@@ -26,5 +26,14 @@ if(Python3_FOUND)
   # Screenshots: build/artifacts.
   add_test(NAME web_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/web_test.py ${epx_program}
     ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${PROJECT_SOURCE_DIR}/build/artifacts $<TARGET_FILE:http_fake_server>)
-  set_tests_properties(web_page PROPERTIES TIMEOUT 180 SKIP_RETURN_CODE 77 LABELS "server;release_only")
+  set_tests_properties(web_page PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 LABELS "server;release_only")
+endif()
+# Many streams, slow clients, clients that leave: a short form here, a long one in `make soak`.
+if(Python3_FOUND AND TARGET epx)
+  foreach(form short long)
+    add_test(NAME http_endure_${form} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/endure_test.py $<TARGET_FILE:http_fake_server>
+      $<TARGET_FILE:epx> ${PROJECT_SOURCE_DIR}/models/tinymoe-math ${form})
+  endforeach()
+  set_tests_properties(http_endure_short PROPERTIES TIMEOUT 180 LABELS "server;release_only")
+  set_tests_properties(http_endure_long PROPERTIES TIMEOUT 1800 RUN_SERIAL TRUE LABELS soak)
 endif()
