@@ -57,7 +57,8 @@ static void print_gpus(void) {
     if (print_devices() == 0)
         printf("  none usable: %s; %d NVIDIA device file%s in /dev\n", why_no_device(), n, n == 1 ? "" : "s");
     const int usable = epx_ops_available("cuda") == EPX_OK;
-    printf("  %-12s %-14s %s\n", "models", usable ? "available" : "not available", usable ? "--device cuda" : epx_error_message());
+    printf("  %-12s %-14s %s\n", "models", usable ? "available" : "not available",
+           usable ? "--device cuda" : epx_error_message());
 }
 
 static int print_model(const epx_settings_t *o) {

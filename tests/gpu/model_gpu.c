@@ -1,9 +1,9 @@
-/* Reference checkpoints on GPUs against the CPU, which tests/model holds to the values of Hugging Face transformers: logits and routing
- * of prompts with their reference answers, greedy text alone and in company, and the same bits whatever the chunks and the ranks.
- * Usage: model_gpu N_RANKS DIR...   Exits 77 when there are fewer GPUs.
- * Budget: products take operands rounded to 8 bits in every layer; logits have a spread of about 2.5. A row whose experts are the CPU's
- * in every layer differs by 0.05 rms (2 %), 0.5 at most, and has the CPU's best token where its margin is above 0.25. Rounding turns
- * near ties of the router: at most 10 % of the rows may have another expert somewhere. */
+/* Reference checkpoints on GPUs against the CPU, which tests/model holds to the values of Hugging Face transformers: logits and
+ * routing of prompts with their reference answers, greedy text alone and in company, and the same bits whatever the chunks and
+ * the ranks. Usage: model_gpu N_RANKS DIR...   Exits 77 when there are fewer GPUs. Budget: products take operands rounded to 8
+ * bits in every layer; logits have a spread of about 2.5. A row whose experts are the CPU's in every layer differs by 0.05 rms (2
+ * %), 0.5 at most, and has the CPU's best token where its margin is above 0.25. Rounding turns near ties of the router: at most
+ * 10 % of the rows may have another expert somewhere. */
 #include <math.h>
 #include <pthread.h>
 #include <string.h>
@@ -92,13 +92,14 @@ static void check_greedy(check_t *c, epx_rank_t *r) {
         CHECK(memcmp(together[i], c->greedy[i], sizeof together[i]) == 0, "prompt %d: other tokens alone than in company", i);
         for (int k = 0; k < N_GREEDY && c->greedy[i][k] == want[k]; k++) n_same++;
     }
-    printf("%s: greedy text is the same alone and in company; %d of %d tokens before the first that is not transformers'\n", c->dir,
-           n_same, c->n_prompts * N_GREEDY);
+    printf("%s: greedy text is the same alone and in company; %d of %d tokens before the first that is not transformers'\n",
+           c->dir, n_same, c->n_prompts * N_GREEDY);
 }
 
 /* ---- comparing ---- */
 
-/* Has this row the same experts in every layer? Layers follow each other, rows_of_prompt rows each; `at` is the row in the first. */
+/* Has this row the same experts in every layer? Layers follow each other, rows_of_prompt rows each; `at` is the row in the first.
+ */
 static int same_route(const check_t *c, const run_t *a, const run_t *b, int first, int n_layer_ids, int row, int n_rows) {
     for (int at = first + row * c->top_k; at < first + n_layer_ids; at += n_rows * c->top_k)
         if (memcmp(a->ids + at, b->ids + at, (size_t)c->top_k * sizeof(int32_t)) != 0) return 0;
@@ -124,7 +125,8 @@ static void compare(check_t *c, const run_t *cpu, const run_t *gpu) {
     const int n_layers = cpu->n_ids / c->top_k / total;
     for (int i = 0; i < c->n_prompts; first += n_layers * c->n[i] * c->top_k, i++)
         for (int row = 0; row < c->n[i]; row++) {
-            const float *want = cpu->logits[i] + (size_t)row * (size_t)c->vocab, *got = gpu->logits[i] + (size_t)row * (size_t)c->vocab;
+            const float *want = cpu->logits[i] + (size_t)row * (size_t)c->vocab,
+                        *got = gpu->logits[i] + (size_t)row * (size_t)c->vocab;
             if (!same_route(c, cpu, gpu, first, n_layers * c->n[i] * c->top_k, row, c->n[i])) {
                 n_turned++;
                 continue;
@@ -139,7 +141,8 @@ static void compare(check_t *c, const run_t *cpu, const run_t *gpu) {
             n_other += margin > MARGIN && best_of(got, c->vocab, &ignored) != best;
         }
     const double rms = sqrt(square / ((double)n_rows * c->vocab));
-    printf("%s: %d rows, logits differ by %.4f rms, at most %.4f; %d rows with another expert somewhere; %d with another best token\n",
+    printf("%s: %d rows, logits differ by %.4f rms, at most %.4f; %d rows with another expert somewhere; %d with another best "
+           "token\n",
            c->dir, n_rows, rms, worst, n_turned, n_other);
     CHECK(rms <= RMS && worst <= LARGEST && n_other == 0 && n_turned <= TURNED * total, "budget %g, %g, 0, %g", RMS, LARGEST,
           TURNED * total);

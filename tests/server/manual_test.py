@@ -127,6 +127,26 @@ def unit_settings():
     assert seconds["TimeoutStopSec="] > seconds["--shutdown-timeout "]  # systemd waits longer than the server does
 
 
+def launchers():
+    """examples/serve-node.sh under each launcher's variables, with a program that prints its arguments; its flags are those of `epx serve`."""
+    script = os.path.join(SOURCE, "examples/serve-node.sh")
+    base = {"PATH": os.environ["PATH"], "EPX": "echo", "EPX_JOIN_TOKEN": "x"}
+    for env in ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}):
+        p = subprocess.run([script, "h:5000", "--model-path", "a b"], env=dict(base, **env), capture_output=True, text=True)
+        assert p.stdout == "serve --nnodes 2 --node-rank 1 --dist-init-addr h:5000 --model-path a b\n", (env, p)
+    known = flags("serve")
+    assert {"--nnodes", "--node-rank", "--dist-init-addr"} <= set(known)
+    assert subprocess.run([script, "h:5000", "--tp", "2"], env=base, capture_output=True).returncode == 2  # no launcher
+    no_secret = {k: v for k, v in base.items() if k != "EPX_JOIN_TOKEN"}
+    assert subprocess.run([script, "h:1", "x"], env=dict(no_secret, PMI_RANK="0", PMI_SIZE="1"), capture_output=True).returncode != 0
+    batch = os.path.join(SOURCE, "examples/serve.sbatch")
+    assert subprocess.run(["bash", "-n", batch]).returncode == 0
+    text = open(batch).read().replace("\\\n", " ")
+    for command, line in (("serve", re.search(r"serve-node.sh .*", text).group(0)), ("bench serve", re.search(r'bench serve .*', text).group(0))):
+        names = {n for names, _ in flags(command).values() for n in names}
+        assert set(re.findall(r"--[a-z0-9-]+", line)) <= names, line
+
+
 def run(*args, text=None):
     p = subprocess.run(args, input=text, capture_output=True, text=True, timeout=60)
     assert p.returncode == 0 and not p.stderr.strip(), (args, p.returncode, p.stdout[-500:], p.stderr[-1000:])
@@ -192,7 +212,7 @@ def systemd():
 
 PROGRAMS = {"groff": "groff", "mandoc": "mandoc", "zsh": "zsh", "fish": "fish", "systemd": "systemd-analyze"}
 if PART == "always":
-    sys.exit(run_cases([helps, man_page, bash_completion, other_shells_name_every_flag, installed, unit_settings]))
+    sys.exit(run_cases([helps, man_page, bash_completion, other_shells_name_every_flag, installed, unit_settings, launchers]))
 if not shutil.which(PROGRAMS[PART]):
     print(f"skip: {PROGRAMS[PART]} is not installed; scripts/install-deps ci brings it")
     sys.exit(77)

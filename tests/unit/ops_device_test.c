@@ -52,7 +52,8 @@ static void test_memory(void **state) {
 
 static void test_rows(void **state) {
     (void)state;
-    const float x[] = {1, 5, 5, 2, /**/ -1, NAN, 0, 3, /**/ -INFINITY, -INFINITY, -INFINITY, -INFINITY, /**/ -INFINITY, -9, -10, -9.5f};
+    const float x[] = {1,  5,   5,    2, /**/ -1, NAN, 0, 3, /**/ -INFINITY, -INFINITY, -INFINITY, -INFINITY, /**/ -INFINITY,
+                       -9, -10, -9.5f};
     const int32_t rows[] = {3, 0};
     float out[8];
     int32_t best[4];
