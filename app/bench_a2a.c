@@ -13,17 +13,20 @@
 #include <unistd.h>
 
 #include "app/bench_a2a.h"
+#include "app/bench_cuda.h"
 #include "app/commands.h"
 #include "app/page.h"
 
 typedef struct {
     int help;
     int64_t ranks, blocks, block_ms, seed;
-    const char *shapes, *tokens, *skews, *backends, *combines, *layouts, *inputs, *dtypes, *peers, *json, *svg;
+    const char *device, *shapes, *tokens, *skews, *backends, *combines, *layouts, *inputs, *dtypes, *peers, *json, *svg;
 } settings_t;
 
 #define AT(field) offsetof(settings_t, field)
 static const epx_option_t options[] = {
+    {"device", NULL, EPX_OPTION_CHOICE, AT(device), 0, -1, "cpu|cuda", NULL, 1, NULL,
+     "cpu (default), or cuda, which has flags of its own: `epx bench a2a --device cuda --help`."},
     {"ranks", NULL, EPX_OPTION_INT, AT(ranks), 1, BENCH_MAX_RANKS, NULL, NULL, 1, "N",
      "Ranks, one process each, pinned to the cores in turn. Default 2."},
     {"shapes", NULL, EPX_OPTION_TEXT, AT(shapes), 0, -1, NULL, NULL, 1, "LIST",
@@ -53,7 +56,8 @@ static const epx_option_t options[] = {
 static const char *const commands[] = {"epx bench a2a", NULL};
 static const epx_option_table_t table = {options, sizeof options / sizeof options[0], commands};
 
-static const settings_t defaults = {.ranks = 2,
+static const settings_t defaults = {.device = "cpu",
+                                    .ranks = 2,
                                     .blocks = 10,
                                     .block_ms = 8,
                                     .seed = 1,
@@ -297,10 +301,21 @@ const epx_page_t epx_page_bench_a2a = {"epx bench a2a",
                                        &table,
                                        0};
 
+/* The last --device decides, as in the parser. */
+static int on_gpus(int argc, char **argv) {
+    int yes = 0;
+    for (int i = 3; i < argc; i++) {
+        if (strncmp(argv[i], "--device=", 9) == 0) yes = strcmp(argv[i] + 9, "cuda") == 0;
+        else if (strcmp(argv[i], "--device") == 0 && i + 1 < argc) yes = strcmp(argv[i + 1], "cuda") == 0;
+    }
+    return yes;
+}
+
 int epx_command_bench_a2a(int argc, char **argv) {
     settings_t o = defaults;
     epx_str_t problems = {0};
     int code;
+    if (on_gpus(argc, argv)) return epx_command_bench_cuda(argc, argv);
     bench_run_t *want = calloc(1, sizeof *want);
     if (!want) return epx_fail(EPX_ERR_NOMEM, "no memory for the jobs") < 0 ? epx_print_error() : 1;
     epx_status_t s = epx_options_parse(&table, 0, 3, argc, argv, &o, &problems);

@@ -146,8 +146,11 @@ typedef enum {
 } epx_layout_t;
 
 typedef enum {
-    EPX_COMBINE_EXACT = 0,  /* K rows back, summed in k order in f32 at the source: same bits for any W */
-    EPX_COMBINE_PARTIAL = 1 /* one weighted partial sum per (token, rank), summed in rank order ("prereduced") */
+    EPX_COMBINE_EXACT = 0,   /* K rows back, summed in k order in f32 at the source: same bits for any W */
+    EPX_COMBINE_PARTIAL = 1, /* one weighted partial sum per (token, rank), summed in rank order ("prereduced") */
+    EPX_COMBINE_REDUCED = 2  /* groups on devices only: as PARTIAL, but the experts have made the sums already: combine's x is
+                                [W, max_tokens, H] of combine dtype, row (src, t) the weighted sum of this rank's experts of
+                                token t of rank src; rows of tokens that none of them has are not read */
 } epx_combine_t;
 
 /* F32: one word a scale. UE8M0 (OCP MX): scale = 2^(code - 127), four codes a word in order of channels, the first in the lowest

@@ -42,7 +42,7 @@ static epx_status_t check_sizes(const epx_plan_config_t *c) {
     EPX_TRY(in_range("scale_format", (int64_t)c->scale_format, EPX_SCALE_F32, EPX_SCALE_UE8M0));
     EPX_TRY(in_range("scale_layout", (int64_t)c->scale_layout, EPX_SCALE_ROW_MAJOR, EPX_SCALE_COL_MAJOR));
     EPX_TRY(in_range("layout", (int64_t)c->layout, EPX_LAYOUT_LISTS, EPX_LAYOUT_CONTIGUOUS));
-    return in_range("combine", (int64_t)c->combine, EPX_COMBINE_EXACT, EPX_COMBINE_PARTIAL);
+    return in_range("combine", (int64_t)c->combine, EPX_COMBINE_EXACT, EPX_COMBINE_REDUCED);
 }
 
 static epx_status_t check_built(const epx_plan_config_t *c, int on_device) {
@@ -57,6 +57,8 @@ static epx_status_t check_built(const epx_plan_config_t *c, int on_device) {
     if (c->scale_layout == EPX_SCALE_COL_MAJOR && c->layout == EPX_LAYOUT_LISTS)
         return epx_fail(EPX_ERR_ARG, "scale_layout is COL_MAJOR with layout LISTS; legal: ROW_MAJOR, since rows stay in place");
     if (!on_device) EPX_TRY(only_int("n_blocks", c->n_blocks, 0));
+    if (!on_device && c->combine == EPX_COMBINE_REDUCED)
+        return epx_unsupported_value("combine", "REDUCED", "EXACT, PARTIAL; REDUCED in groups on devices");
     return EPX_OK;
 }
 
@@ -78,7 +80,7 @@ static epx_status_t resolve_dtypes(epx_plan_config_t *c) {
                                          "f16: it is also the dtype of the result");
         c->expert_dtype = c->token_dtype;
     }
-    if (c->expert_dtype == EPX_BYTES) c->expert_dtype = c->combine_dtype;
+    if (c->expert_dtype == EPX_BYTES || c->combine == EPX_COMBINE_REDUCED) c->expert_dtype = c->combine_dtype;
     if (!is_row_dtype(c->expert_dtype))
         return epx_unsupported_value("expert_dtype", epx_dtype_name(c->expert_dtype), "f32, bf16, f16");
     return EPX_OK;

@@ -8,7 +8,7 @@
 
 #include "spi/gpu_plan.h"
 
-enum { EPX_CUDA_ABI = 1, EPX_CUDA_MAX_DEVICES = 64, EPX_CUDA_IPC_BYTES = 64 };
+enum { EPX_CUDA_ABI = 2, EPX_CUDA_MAX_DEVICES = 64, EPX_CUDA_IPC_BYTES = 64 };
 
 typedef struct {
     char name[96];

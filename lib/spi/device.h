@@ -15,7 +15,7 @@ enum { EPX_WIRE_PACKETS = 1u << 0, EPX_WIRE_BULK = 1u << 1 };
 typedef struct epx_device_net {
     const epx_device_link_t *link;
     int device;        /* of this rank */
-    int max_blocks;    /* blocks per rank and kernel that are sure to run at once on every device of the group */
+    int max_blocks;    /* multiprocessors of each rank's own: those of its device, shared out; the least of the group */
     uint32_t wire;     /* EPX_WIRE_* */
     int outlives_peer; /* a dead peer's memory stays readable: masking is possible */
 } epx_device_net_t;

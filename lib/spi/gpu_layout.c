@@ -1,4 +1,4 @@
-/* Slab offsets of the CUDA exchange. Pure. */
+/* Slab offsets and shared memory of the CUDA exchange. Pure. */
 #include "spi/gpu_layout.h"
 
 static uint64_t up(uint64_t v, uint64_t a) { return (v + a - 1) / a * a; }
@@ -33,6 +33,7 @@ void epx_gpu_layout(epx_gpu_plan_t *p, int scale_block) {
     l->d_packets = packets(p->hidden, EPX_GPU_SEG_D, fp8 ? 1 : dtype_bytes(p->wire_dtype), fp8 ? scale_block : 0);
     l->c_packets = packets(p->hidden, EPX_GPU_SEG_C, dtype_bytes(p->combine_dtype), 0);
     l->count_off = take(&at, 2 * W * EPX_GPU_WORD_BYTES);
+    l->start_off = take(&at, W * EPX_GPU_WORD_BYTES);
     l->flag_d_off = take(&at, W * (uint64_t)p->n_blocks * 8);
     l->flag_c_off = take(&at, W * (uint64_t)p->n_blocks * 8);
     l->id_words = (uint32_t)((K + 5) / 6);
@@ -45,4 +46,18 @@ void epx_gpu_layout(epx_gpu_plan_t *p, int scale_block) {
     l->c_off = take(&at, planes * T * l->c_row_bytes);
     l->total_bytes = at;
     p->row_cap = p->n_ranks * p->max_tokens;
+}
+
+int epx_gpu_run_pairs(const epx_gpu_plan_t *p) {
+    int few = (p->hidden + EPX_GPU_BULK_D - 1) / EPX_GPU_BULK_D, many = (p->hidden + EPX_GPU_SEG_D - 1) / EPX_GPU_SEG_D;
+    int units = p->n_ranks * p->max_tokens * many;
+    return (units + p->n_blocks - 1) / p->n_blocks / few + 2;
+}
+
+/* The tables in the order in which dispatch_kernel() cuts them. */
+uint64_t epx_gpu_dispatch_shared(const epx_gpu_plan_t *p) {
+    uint64_t K = (uint64_t)p->top_k, W = (uint64_t)p->n_ranks, E = (uint64_t)p->n_experts, run = (uint64_t)epx_gpu_run_pairs(p);
+    uint64_t image = EPX_GPU_SEG_D * (uint64_t)dtype_bytes(p->wire_dtype) + EPX_GPU_SEG_D / 128 * 4 + 16;
+    return EPX_GPU_GROUPS * up(image, 16) + up(E * 4, 16) + 2 * up((W + 1) * 4, 16) + up(W * 4, 16) + up(E * 4, 16) +
+           up((E + 1) * 4, 16) + up(run * K * 4, 16) + up(run * (K + 1) * 4, 16) + up(W * (uint64_t)p->max_tokens * K * 2, 16);
 }

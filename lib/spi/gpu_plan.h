@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 enum {
+    EPX_GPU_THREADS = 512, /* of a block: 4 groups of 128 */
+    EPX_GPU_GROUPS = 4,
     EPX_GPU_HEAD_BYTES = 4096,
     EPX_GPU_WORD_BYTES = 16,  /* count word and routing entry: written and read as one 128-bit access */
     EPX_GPU_PACKET_WORDS = 3, /* payload words of a packet; the fourth is the epoch tag */
@@ -22,6 +24,7 @@ typedef enum { EPX_GPU_PACKETS = 0, EPX_GPU_BULK = 1 } epx_gpu_mode_t;
 /* Offsets in bytes from the start of a rank's slab. "[2]" is epoch parity. */
 typedef struct {
     uint64_t count_off;   /* [2][W] {n_tokens, mode, 0, tag} */
+    uint64_t start_off;   /* [W] {0, 0, 0, tag}: the rank has begun to send the epoch's combine */
     uint64_t ids_off;     /* [2][W][T][id_words] {6 ids of 16 bits, tag}; EPX_GPU_ID_* */
     uint64_t weights_off; /* [2][W][T][weight_words] {3 f32, tag} */
     uint64_t d_off;       /* [2][W][T] rows of d_row_bytes */
@@ -69,6 +72,7 @@ typedef struct {
     int32_t n_blocks;
     int32_t token_dtype, wire_dtype, combine_dtype, expert_dtype; /* epx_dtype_t */
     int32_t exact;
+    int32_t early_launch;          /* the device lets a launch be placed while the one before ends (compute capability 9.0) */
     char *base[EPX_GPU_MAX_RANKS]; /* slab of each rank as this device sees it */
     const uint32_t *home;          /* device [E] owner << 16 | index at the owner */
     epx_gpu_term_t *terms;         /* device [W][T][K] */

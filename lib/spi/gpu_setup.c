@@ -9,7 +9,9 @@
 #include "spi/layout.h"
 
 /* Packets cost a third more bytes, but no flag and no fence: worth it up to this many tokens, while they take little memory. */
-enum { MOST_PACKET_TOKENS = 128, PACKET_BYTES = 2 << 20, PACKET_SHARE = 10 };
+enum { MOST_PACKET_TOKENS = 128, PACKET_BYTES = 1800000, PACKET_SHARE = 16 };
+/* Shared memory with which two blocks run on one multiprocessor of 164 KB (compute capability 8.0) or more. */
+enum { SHARED_OF_TWO = 78 << 10 };
 
 static epx_status_t refuse(const char *field, int value, const char *legal) {
     return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %d, which is not built for GPUs; built: %s", field, value, legal);
@@ -21,6 +23,31 @@ static epx_status_t refuse_name(const char *field, const char *value, const char
 
 static epx_status_t refuse_dtype(const char *field, epx_dtype_t value, const char *legal) {
     return refuse_name(field, epx_dtype_name(value), legal);
+}
+
+static void set_capacities(const epx_plan_config_t *c, int n_ranks, epx_gpu_plan_t *p) {
+    memset(p, 0, sizeof *p);
+    p->n_ranks = n_ranks;
+    p->hidden = c->hidden;
+    p->top_k = c->top_k;
+    p->n_experts = c->n_experts;
+    p->max_tokens = c->max_tokens;
+    p->token_dtype = (int32_t)c->token_dtype;
+    p->wire_dtype = (int32_t)c->wire_dtype;
+    p->combine_dtype = (int32_t)c->combine_dtype;
+    p->expert_dtype = (int32_t)c->expert_dtype;
+    p->exact = c->combine == EPX_COMBINE_EXACT;
+    p->timeout_ns = c->timeout_ns;
+}
+
+/* Blocks that are sure to run at once, for each channel: one or two on a multiprocessor, as their shared memory allows. */
+static int most_blocks(const epx_plan_config_t *c, int n_ranks, int max_blocks) {
+    epx_gpu_plan_t p;
+    int most = 2 * max_blocks / c->n_channels;
+    set_capacities(c, n_ranks, &p);
+    p.n_blocks = most > 0 ? most : 1;
+    if (epx_gpu_dispatch_shared(&p) > SHARED_OF_TWO) most = max_blocks / c->n_channels;
+    return most > 0 ? most : 1;
 }
 
 epx_status_t epx_gpu_check_config(const epx_plan_config_t *c, int n_ranks, int max_blocks) {
@@ -43,15 +70,16 @@ epx_status_t epx_gpu_check_config(const epx_plan_config_t *c, int n_ranks, int m
     if (c->layout == EPX_LAYOUT_CONTIGUOUS) return refuse_name("layout", "CONTIGUOUS", "LISTS, EXPERT_MAJOR");
     if (c->combine_dtype != c->token_dtype && c->combine_dtype != EPX_F32)
         return refuse_dtype("combine_dtype", c->combine_dtype, "token_dtype or f32");
-    snprintf(legal, sizeof legal, "0 (chosen), 1 to %d", max_blocks);
-    if (c->n_blocks > max_blocks) return refuse("n_blocks", c->n_blocks, legal);
+    int most = most_blocks(c, n_ranks, max_blocks);
+    snprintf(legal, sizeof legal, "0 (chosen), 1 to %d", most);
+    if (c->n_blocks > most) return refuse("n_blocks", c->n_blocks, legal);
     return EPX_OK;
 }
 
-/* Few tokens want few blocks: each costs a flag a rank. Measured on H200. */
-static int choose_blocks(int max_tokens, int max_blocks) {
-    int n = max_tokens <= 1 ? 32 : max_tokens <= 32 ? 64 : 132;
-    return n < max_blocks ? n : max_blocks;
+/* Few tokens want few blocks, many want two on each multiprocessor. Measured on H200. */
+static int choose_blocks(const epx_plan_config_t *c, int most) {
+    int n = c->max_tokens <= 1 ? 64 : c->max_tokens <= 32 ? 132 : 264;
+    return n < most ? n : most;
 }
 
 static uint64_t packet_bytes(const epx_gpu_layout_t *l) { return l->d_off - l->dp_off; } /* D and C packets lie between */
@@ -64,21 +92,10 @@ static int fits(const epx_gpu_layout_t *l) {
 void epx_gpu_setup(const epx_plan_config_t *c, int rank, int n_ranks, int n_local, int max_blocks, int packets,
                    epx_gpu_plan_t *out) {
     epx_gpu_plan_t p;
-    memset(&p, 0, sizeof p);
+    set_capacities(c, n_ranks, &p);
     p.rank = rank;
-    p.n_ranks = n_ranks;
-    p.hidden = c->hidden;
-    p.top_k = c->top_k;
-    p.n_experts = c->n_experts;
     p.n_local = n_local;
-    p.max_tokens = c->max_tokens;
-    p.token_dtype = (int32_t)c->token_dtype;
-    p.wire_dtype = (int32_t)c->wire_dtype;
-    p.combine_dtype = (int32_t)c->combine_dtype;
-    p.expert_dtype = (int32_t)c->expert_dtype;
-    p.exact = c->combine == EPX_COMBINE_EXACT;
-    p.timeout_ns = c->timeout_ns;
-    p.n_blocks = c->n_blocks ? c->n_blocks : choose_blocks(c->max_tokens, max_blocks);
+    p.n_blocks = c->n_blocks ? c->n_blocks : choose_blocks(c, most_blocks(c, n_ranks, max_blocks));
     p.packet_tokens = !packets ? 0 : c->max_tokens < MOST_PACKET_TOKENS ? c->max_tokens : MOST_PACKET_TOKENS;
     epx_gpu_layout(&p, c->scale_block);
     while (p.packet_tokens > 0 && !fits(&p.l)) {

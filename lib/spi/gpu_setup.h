@@ -6,6 +6,7 @@
 #include "epx/epx.h"
 #include "spi/gpu_plan.h"
 
+/* max_blocks: multiprocessors of a rank. */
 /* Is this normalised config built for GPUs? EPX_OK, or EPX_ERR_UNSUPPORTED naming field, value and what is built. */
 epx_status_t epx_gpu_check_config(const epx_plan_config_t *cfg, int n_ranks, int max_blocks);
 /* Fill capacities, dtypes, n_blocks, packet_tokens and the layout of *out from a checked config; the rest is zero.

@@ -132,11 +132,14 @@ static void point_tables(epx_plan_t *p, state_t *s) {
 static epx_status_t open_plan(epx_plan_t *p, int n_local_max) {
     const epx_cuda_api_t *cuda = epx_cuda();
     state_t *s = state_of(p);
+    epx_cuda_device_t info;
     void *host, *seen;
     s->device = p->net->device->device;
     EPX_TRY(check_no_capture(s->device));
+    EPX_TRY(epx_cuda_check(cuda->device_info(s->device, &info), "device"));
     measure(p->net, &p->cfg, n_local_max, p->row_max, &s->gpu, &s->at);
     s->gpu.n_local = p->placements[0].n_local;
+    s->gpu.early_launch = info.major >= 9;
     EPX_TRY(epx_cuda_check(cuda->stream_create(s->device, &s->side), "stream"));
     EPX_TRY(epx_cuda_check(cuda->host_alloc(s->device, sizeof *s->pinned, &host, &seen), "host-mapped memory"));
     s->pinned = host;
@@ -157,6 +160,7 @@ static epx_status_t rehearse(epx_plan_t *p, state_t *s) {
     EPX_TRY(copy_in(s, s->at.stop, &s->pinned->one, sizeof off));
     int e = cuda->dispatch(s->device, &s->gpu, &io, EPX_GPU_SEND | EPX_GPU_RECV, s->side);
     if (e == 0) e = cuda->combine(s->device, &s->gpu, &io, EPX_GPU_SEND | EPX_GPU_RECV, 0, s->side);
+    if (e == 0) e = cuda->dispatch(s->device, &s->gpu, &io, EPX_GPU_RECV, s->side); /* with its gate */
     if (e != 0)
         return epx_fail(EPX_ERR_UNSUPPORTED,
                         "max_tokens %d on %d ranks with top_k %d, %d experts and n_blocks %d: the kernels do not fit the shared "
@@ -240,7 +244,8 @@ static epx_status_t dispatch_halves(epx_plan_t *p, const epx_io_t *io, int halve
 static epx_status_t combine_halves(epx_plan_t *p, const epx_io_t *io, int halves) {
     state_t *s = state_of(p);
     epx_gpu_io_t g = {.x = io->x, .weights = io->combine_weights, .out_x = io->out_x, .add = io->add};
-    return epx_cuda_check(epx_cuda()->combine(s->device, &s->gpu, &g, halves, 0, io->stream), "launch of combine");
+    int reduced = p->cfg.combine == EPX_COMBINE_REDUCED;
+    return epx_cuda_check(epx_cuda()->combine(s->device, &s->gpu, &g, halves, reduced, io->stream), "launch of combine");
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) { return dispatch_halves(p, io, EPX_GPU_SEND); }

@@ -3,6 +3,7 @@
  * received units are split into contiguous runs, so a block works out the list positions of its own pairs only.
  * Shared: home table [E], ids of all pairs, histogram [El], places of the run, one segment image a group. Tested on sm_90. */
 #include "a2a/onesided/cuda/exchange.cuh"
+#include "spi/gpu_layout.h"
 
 namespace epx {
 
@@ -52,7 +53,7 @@ __device__ __forceinline__ void mark_repeats(int K, const int *id, uint32_t *wir
 __device__ void send_routing(const Dispatch &d, int mode) {
     int n_id = d.p.l.id_words, per = n_id + d.p.l.weight_words, K = d.p.top_k, n_ranks = d.p.n_ranks, lane = threadIdx.x % 32;
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x < n_ranks)
-        store_word(d.count(threadIdx.x, d.p.rank), make_uint4(d.n_tokens, mode, 0, d.tag));
+        EPX_DELAY(0), store_word(d.count(threadIdx.x, d.p.rank), make_uint4(d.n_tokens, mode, 0, d.tag));
     /* from the last warp down: the first groups start on rows at once */
 #pragma unroll 1
     for (int t = (THREADS / 32 - 1 - threadIdx.x / 32) * gridDim.x + blockIdx.x; t < d.n_tokens; t += gridDim.x * (THREADS / 32)) {
@@ -78,6 +79,7 @@ __device__ void send_routing(const Dispatch &d, int mode) {
             float lo = __shfl_sync(~0u, weight[0], k & 31), hi = __shfl_sync(~0u, weight[1], k & 31);
             if (lane >= n_id) w[q] = k < K ? __float_as_uint(k < 32 ? lo : hi) : 0u;
         }
+        EPX_DELAY(1);
         if (lane >= per) continue; /* at most 11 + 22 words: the last word of K = 64 is below */
 #pragma unroll 1
         for (int r = 1; r <= n_ranks; r++) {
@@ -134,10 +136,10 @@ struct Segment {
     }
 };
 
-/* The segment of token t in wire form: put(offset of 16-byte piece in the segment's elements, value, bytes), put_scale(block, scale).
- * All 128 threads of a group call it. */
-template <int TD, bool FP8, class Put, class PutScale>
-__device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Segment &g, const Put &put, const PutScale &put_scale) {
+/* The segment of token t in wire form: meanwhile() once the first loads are on their way, then put(offset of 16-byte piece in the segment's
+ * elements, value, bytes), put_scale(block, scale). All 128 threads of a group call it. */
+template <int TD, bool FP8, class Meanwhile, class Put, class PutScale>
+__device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Segment &g, const Meanwhile &meanwhile, const Put &put, const PutScale &put_scale) {
     constexpr int B = Elem<TD>::BYTES;
     const char *src = (const char *)d.io.x + ((int64_t)t * d.p.hidden + g.c0) * B;
     int lane = group_lane();
@@ -153,6 +155,7 @@ __device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Seg
                 for (int i = 0; i < 8; i++) f[8 * h + i] = 0.0f;
             }
         }
+        meanwhile();
         uint4 q = quantise16(f, &s);
         if (c < g.n_ch) {
             put(c, q, c + 8 < g.n_ch ? 16 : 8);
@@ -160,19 +163,28 @@ __device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Seg
         }
         return;
     }
+    uint4 first = lane < g.n_bytes / 16 ? ((const uint4 *)src)[lane] : make_uint4(0, 0, 0, 0);
+    meanwhile();
+    if (lane < g.n_bytes / 16) put(16 * lane, first, 16);
 #pragma unroll 1
-    for (int i = lane; i < g.n_bytes / 16; i += GROUP) put(16 * i, ((const uint4 *)src)[i], 16);
+    for (int i = lane + GROUP; i < g.n_bytes / 16; i += GROUP) put(16 * i, ((const uint4 *)src)[i], 16);
 }
 
-__device__ __forceinline__ uint32_t owners(const Dispatch &d, int t) {
+/* Ids as the caller gave them; nothing looks at them yet, so they travel together with the row that is loaded next. */
+__device__ __forceinline__ TokenIds<2> ask_ids(const Dispatch &d, int t) {
     TokenIds<2> ids;
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int k = lane + 32 * h;
         ids.id[h] = k < d.p.top_k ? d.io.ids[(int64_t)t * d.p.top_k + k] : -1;
-        if ((uint32_t)ids.id[h] >= (uint32_t)d.p.n_experts) ids.id[h] = -1;
     }
+    return ids;
+}
+__device__ __forceinline__ uint32_t owners(const Dispatch &d, TokenIds<2> ids) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if ((uint32_t)ids.id[h] >= (uint32_t)d.p.n_experts) ids.id[h] = -1;
     return ranks_of(ids, d.home);
 }
 
@@ -184,9 +196,10 @@ template <int TD, bool FP8> __device__ void send_bulk(const Dispatch &d) {
     for (int u = group_id() * gridDim.x + blockIdx.x; u < n_units; u += step) {
         int t = u / n_seg;
         Segment g(d.p, u % n_seg, BULK, B, FP8);
-        uint32_t mask = owners(d, t);
+        TokenIds<2> ids = ask_ids(d, t);
+        uint32_t mask = 0;
         wire_segment<TD, FP8>(
-            d, t, g,
+            d, t, g, [&] { mask = owners(d, ids); },
             [&](int off, uint4 v, int n) {
 #pragma unroll 1
                 for (int r = 1; r <= n_ranks; r++) {
@@ -200,9 +213,12 @@ template <int TD, bool FP8> __device__ void send_bulk(const Dispatch &d) {
                     if (mask >> q & 1) *(float *)(d.row(q, d.p.rank, t) + d.p.l.d_scale_off + (g.c0 / 128 + b) * 4) = s;
             });
     }
+    EPX_STAMP(d.p, 9);
     __syncthreads();
     if (threadIdx.x < n_ranks) {
-        fence_release(); /* partner: fence_acquire() in wait_source() */
+        EPX_DELAY(3);
+        fence_release(); /* partner: load_flag() in wait_source() */
+        EPX_DELAY(4);
         store_flag(d.flag(threadIdx.x, d.p.rank) + blockIdx.x, d.epoch);
     }
 }
@@ -214,14 +230,16 @@ template <int TD, bool FP8> __device__ void send_packets(const Dispatch &d, char
     for (int u = group_id() * gridDim.x + blockIdx.x; u < n_units; u += step) {
         int t = u / n_seg;
         Segment g(d.p, u % n_seg, SEG, FP8 ? 1 : Elem<TD>::BYTES, FP8);
-        uint32_t mask = owners(d, t);
+        TokenIds<2> ids = ask_ids(d, t);
+        uint32_t mask = 0;
         wire_segment<TD, FP8>(
-            d, t, g, [&](int off, uint4 v, int n) { put_bytes(image + off, v, n); },
+            d, t, g, [&] { mask = owners(d, ids); }, [&](int off, uint4 v, int n) { put_bytes(image + off, v, n); },
             [&](int b, float s) { *(float *)(image + g.n_bytes + b * 4) = s; });
         group_sync();
         const uint32_t *w = (const uint32_t *)image;
 #pragma unroll 1
         for (int i = group_lane(); i < g.n_packets; i += GROUP) {
+            EPX_DELAY(2);
             uint4 v = make_uint4(w[3 * i], w[3 * i + 1], w[3 * i + 2], d.tag);
 #pragma unroll 1
             for (int r = 1; r <= n_ranks; r++) {
@@ -415,14 +433,16 @@ __device__ void write_terms(const Dispatch &d, const Arrivals &a, int base, int 
     }
 }
 
-/* All blocks of a bulk source have flagged. Every thread of a group calls it. */
-__device__ bool wait_source(const Dispatch &d, const Arrivals &a, int s) {
+/* The blocks that sent this group's units u, u + GROUPS, ... of bulk source s have flagged. A source's unit i came from its block
+ * i % n_blocks (send_bulk), so a group asks for the flags of its own rows only, all at once. Every thread of a group calls it. */
+__device__ bool wait_source(const Dispatch &d, const Arrivals &a, int s, int u, int u1) {
+    int end = min(u1, a.unit[s + 1]);
 #pragma unroll 1
-    for (int b = group_lane(); b < d.p.n_blocks; b += GROUP) {
+    for (int v = u + group_lane() * GROUPS; v < end; v += GROUP * GROUPS) {
         Wait w(d.p, d.epoch, 0);
-        if (!wait_flag(w, d.flag(d.p.rank, s) + b, d.epoch, s)) *a.bad = 1;
+        if (!wait_flag(w, d.flag(d.p.rank, s) + (v - a.unit[s]) % d.p.n_blocks, d.epoch, s)) *a.bad = 1;
     }
-    fence_acquire(); /* partner: fence_release() in send_bulk() */
+    EPX_DELAY(5);
     group_sync();
     return !*(volatile int32_t *)a.bad;
 }
@@ -518,7 +538,7 @@ template <int B, bool FP8> __device__ bool move_rows(const Dispatch &d, const Ar
             early = ask_packets<B, FP8>(d, a, u + GROUPS, u1);
             continue;
         }
-        if (ready != s && !wait_source(d, a, s)) return false;
+        if (ready != s && !wait_source(d, a, s, u, u1)) return false;
         ready = s;
         if (any && !lists) unpack_bulk<B, FP8>(d, s, t, Segment(d.p, seg, BULK, B, FP8), to);
     }
@@ -532,6 +552,7 @@ __device__ __forceinline__ int pair_of(const Dispatch &d, const Arrivals &a, int
 
 template <int B, bool FP8> __device__ void receive(const Dispatch &d, Arrivals &a) {
     Early early = ask_early(d);
+    EPX_DELAY(6);
     if (!read_counts(d, a)) return;
     EPX_STAMP(d.p, 4);
     int total = a.first[d.p.n_ranks], n_units = a.unit[d.p.n_ranks], per = (n_units + gridDim.x - 1) / gridDim.x;
@@ -554,18 +575,10 @@ template <int B, bool FP8> __device__ void receive(const Dispatch &d, Arrivals &
     EPX_STAMP(d.p, 7);
 }
 
-__host__ __device__ inline size_t align16(size_t n) { return (n + 15) / 16 * 16; }
-/* Bytes of the shared tables, in the order dispatch_kernel() cuts them. */
-__host__ __device__ inline size_t image_bytes(int wire_bytes) { return align16((size_t)SEG * wire_bytes + SEG / 128 * 4 + 16); }
-/* Pairs a block may have to place: its share of the units, in the mode with the most pairs a unit. */
-__host__ __device__ inline int run_pairs(const epx_gpu_plan_t &p, int n_blocks) {
-    int few = (p.hidden + BULK - 1) / BULK, many = (p.hidden + SEG - 1) / SEG; /* units of a pair */
-    int units = p.n_ranks * p.max_tokens * many;
-    return (units + n_blocks - 1) / n_blocks / few + 2;
-}
-
+__device__ __forceinline__ size_t align16(size_t n) { return (n + 15) / 16 * 16; }
+__device__ __forceinline__ size_t image_bytes(int wire_bytes) { return align16((size_t)SEG * wire_bytes + SEG / 128 * 4 + 16); }
 template <int TD, bool FP8>
-__global__ void __launch_bounds__(THREADS, 2) dispatch_kernel(const __grid_constant__ epx_gpu_plan_t p, const __grid_constant__ epx_gpu_io_t io, int halves) {
+__global__ void __launch_bounds__(THREADS, 2) dispatch_kernel(const __grid_constant__ epx_gpu_plan_t p, const __grid_constant__ epx_gpu_io_t io, int halves, int run_pairs) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Context ctx;
     __shared__ int32_t bad;
@@ -596,14 +609,17 @@ __global__ void __launch_bounds__(THREADS, 2) dispatch_kernel(const __grid_const
         a.mode = (int32_t *)at, at += align16((size_t)p.n_ranks * 4);
         a.hist = (int32_t *)at, at += align16((size_t)p.n_local * 4);
         a.start = (int32_t *)at, at += align16((size_t)(p.n_local + 1) * 4);
-        a.place = (int32_t *)at, at += align16((size_t)run_pairs(p, gridDim.x) * p.top_k * 4);
-        a.rows = (int32_t *)at, at += align16((size_t)run_pairs(p, gridDim.x) * (p.top_k + 1) * 4);
+        a.place = (int32_t *)at, at += align16((size_t)run_pairs * p.top_k * 4);
+        a.rows = (int32_t *)at, at += align16((size_t)run_pairs * (p.top_k + 1) * 4);
         a.local = (uint16_t *)at;
         __syncthreads();
         receive<B, FP8>(d, a);
         EPX_STAMP(p, 8);
+        EPX_DELAY(7);
         if (threadIdx.x == 0) p.blocks[blockIdx.x].done[1] = d.epoch;
     }
+    __syncthreads(); /* no wait of this block is left */
+    let_next_start();
 }
 
 } // namespace epx
@@ -611,19 +627,17 @@ __global__ void __launch_bounds__(THREADS, 2) dispatch_kernel(const __grid_const
 using namespace epx;
 
 template <int TD, bool FP8> static int launch(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves, cudaStream_t s) {
-    size_t pairs = (size_t)p->n_ranks * p->max_tokens;
-    size_t bytes = GROUPS * image_bytes(FP8 ? 1 : Elem<TD>::BYTES) + align16((size_t)p->n_experts * 4) + 2 * align16((size_t)(p->n_ranks + 1) * 4) +
-                   align16((size_t)p->n_ranks * 4) + align16((size_t)p->n_local * 4) + align16((size_t)(p->n_local + 1) * 4) +
-                   align16((size_t)run_pairs(*p, p->n_blocks) * p->top_k * 4) + align16((size_t)run_pairs(*p, p->n_blocks) * (p->top_k + 1) * 4) + align16(pairs * p->top_k * 2);
+    size_t bytes = epx_gpu_dispatch_shared(p); /* sized for E local experts, so that ranks agree */
     cudaError_t e = allow_shared((const void *)dispatch_kernel<TD, FP8>, bytes);
     if (e != cudaSuccess) return (int)e;
-    dispatch_kernel<TD, FP8><<<p->n_blocks, THREADS, bytes, s>>>(*p, *io, halves);
-    return (int)cudaGetLastError();
+    return (int)start(dispatch_kernel<TD, FP8>, p, bytes, s, *p, *io, halves, epx_gpu_run_pairs(p));
 }
 
 extern "C" int epx_gpu_dispatch(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves, void *stream) {
     cudaStream_t s = (cudaStream_t)stream;
     bool fp8 = p->wire_dtype == EPX_FP8_E4M3;
+    int e = halves == EPX_GPU_RECV ? epx_gpu_gate(p, 0, stream) : 0;
+    if (e != 0) return e;
     if (p->token_dtype == EPX_BF16) return fp8 ? launch<EPX_BF16, true>(p, io, halves, s) : launch<EPX_BF16, false>(p, io, halves, s);
     if (p->token_dtype == EPX_F16) return fp8 ? launch<EPX_F16, true>(p, io, halves, s) : launch<EPX_F16, false>(p, io, halves, s);
     return fp8 ? launch<EPX_F32, true>(p, io, halves, s) : launch<EPX_F32, false>(p, io, halves, s);

@@ -36,17 +36,18 @@ __device__ __forceinline__ uint4 load_word(const void *p) {
     asm volatile("{.reg .b128 q; ld.relaxed.sys.global.b128 q, [%2]; mov.b128 {%0, %1}, q;}" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
     return make_uint4((uint32_t)lo, (uint32_t)(lo >> 32), (uint32_t)hi, (uint32_t)(hi >> 32));
 }
+/* Acquires: with the barrier that follows, all threads of the block see what was released before the flag. One load is cheaper than
+ * a fence, which would also wait for this thread's own stores. Partner: fence_release() before store_flag(). */
 __device__ __forceinline__ uint64_t load_flag(const uint64_t *p) {
     uint64_t v;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
 __device__ __forceinline__ void store_flag(uint64_t *p, uint64_t v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-/* Partner: fence_acquire() after the flag was seen. Also orders this thread's earlier reads before its later flag. */
+/* Partner: load_flag(). Also orders this thread's earlier reads before its later flag. */
 __device__ __forceinline__ void fence_release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
-__device__ __forceinline__ void fence_acquire() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ uint64_t now_ns() {
     uint64_t t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -111,6 +112,44 @@ __device__ __forceinline__ bool wait_flag(Wait &w, const uint64_t *p, uint64_t e
 #define EPX_STAMP(p, i) ((void)0)
 #endif
 
+/* Launches that follow each other on a stream with the attribute of start(): the next one's blocks may be placed while this one's last
+ * blocks end. after_previous() waits until the previous launch has ended and its writes are seen; nothing of the caller's or of an
+ * earlier launch is touched before it. let_next_start() comes after a block's last wait for a peer, so a launch that is placed early
+ * can never keep one out that somebody waits for. */
+__device__ __forceinline__ void after_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+template <class... Args> static cudaError_t start(void (*kernel)(Args...), const epx_gpu_plan_t *p, size_t shared_bytes, cudaStream_t s, Args... args) {
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = dim3((unsigned)p->n_blocks), c.blockDim = dim3(EPX_GPU_THREADS), c.dynamicSmemBytes = shared_bytes, c.stream = s;
+    c.attrs = &early, c.numAttrs = p->early_launch ? 1 : 0;
+    return cudaLaunchKernelEx(&c, kernel, args...);
+}
+
+/* Builds for tests only: every place where order matters takes a random time, from nothing to some microseconds, so that a missing
+ * flag, tag or fence shows as a wrong result. */
+#ifdef EPX_GPU_DELAYS
+__device__ __noinline__ static void delay(int place) {
+    uint32_t x = (uint32_t)clock64() * 2654435761u ^ (uint32_t)now_ns() * 40503u ^ (blockIdx.x * 97u + threadIdx.x / 32 * 13u + (uint32_t)place) * 2246822519u;
+    x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
+    if ((x & 7u) != 0) return;
+    __nanosleep((x >> 8 & 15u) == 0 ? 8000 : x >> 12 & 1023u);
+}
+#define EPX_DELAY(place) delay(place)
+#else
+#define EPX_DELAY(place) ((void)0)
+#endif
+
 /* A block works as 4 groups of 128 threads; a group takes one (row, segment) unit at a time. */
 constexpr int THREADS = EPX_GPU_THREADS, GROUP = 128, GROUPS = THREADS / GROUP;
 __device__ __forceinline__ void group_sync() { asm volatile("bar.sync %0, 128;" ::"r"((int)threadIdx.x / GROUP + 1) : "memory"); }
@@ -124,14 +163,15 @@ struct Context {
     int n_tokens;
 };
 __device__ __forceinline__ void load_context(const epx_gpu_plan_t &p, const epx_gpu_io_t &io, int half, Context *shared_ctx, uint32_t *home) {
+#pragma unroll 1
+    for (int e = threadIdx.x; e < p.n_experts; e += THREADS) home[e] = p.home[e]; /* never changes */
+    after_previous();
     if (threadIdx.x == 0) {
         uint64_t e = p.blocks[blockIdx.x].done[half];
         uint32_t stop = *(volatile uint32_t *)p.stop;
         int n = io.n_tokens_device ? (int)*io.n_tokens_device : io.n_tokens;
         shared_ctx->epoch = e + 1, shared_ctx->stop = stop, shared_ctx->n_tokens = n < p.max_tokens ? n : p.max_tokens;
     }
-#pragma unroll 1
-    for (int e = threadIdx.x; e < p.n_experts; e += THREADS) home[e] = p.home[e];
     __syncthreads();
 }
 

@@ -4,8 +4,6 @@
 
 #include "spi/gpu_plan.h"
 
-enum { EPX_GPU_THREADS = 512 };
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -15,6 +13,10 @@ int epx_gpu_dispatch(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves
 /* io->x: expert outputs, expert-major [El, row_cap, H] of expert dtype; io->out_x: [T, H] of token dtype. fused_rows: io->x is
  * [W][max_tokens][H] of combine dtype, already one weighted row per (source, token) (partial only). */
 int epx_gpu_combine(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves, int fused_rows, void *stream);
+
+/* Wait, with one warp, until all ranks have begun to send: dispatch, or combine. Called by the two above for a receiving half
+ * alone. */
+int epx_gpu_gate(const epx_gpu_plan_t *p, int combine, void *stream);
 
 #ifdef __cplusplus
 }

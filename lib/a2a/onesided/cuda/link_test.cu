@@ -41,14 +41,13 @@ __global__ void link_kernel(Bases bases, int rank, int rounds, uint64_t timeout_
         *(uint4 *)(theirs + ROWS + lane * 16) = make_uint4(a, a ^ 1, a ^ 2, a ^ 3);
         __syncthreads();
         if (lane == 0) {
-            fence_release(); /* partner: fence_acquire() below, in the peer's block */
+            fence_release(); /* partner: load_flag() in the peer's block */
             store_flag((uint64_t *)(theirs + FLAG), round);
         }
         if (!wait_until(deadline, tag_seen, mine + lane * 16, round)) found |= EPX_CUDA_LINK_TIMEOUT;
         uint4 v = load_word(mine + lane * 16);
         if (!found && (v.x != b || v.y != b + 1 || v.z != b + 2)) found |= EPX_CUDA_LINK_PACKETS;
         if (!wait_until(deadline, flag_seen, mine + FLAG, round)) found |= EPX_CUDA_LINK_TIMEOUT;
-        fence_acquire(); /* partner: fence_release() above */
         v = load_row16(mine + ROWS + lane * 16);
         if (!found && (v.x != b || v.y != (b ^ 1) || v.z != (b ^ 2) || v.w != (b ^ 3))) found |= EPX_CUDA_LINK_FLAGS;
         if (found) atomicOr(&wrong, found);
@@ -57,7 +56,6 @@ __global__ void link_kernel(Bases bases, int rank, int rounds, uint64_t timeout_
             fence_release();
             store_flag((uint64_t *)(theirs + ACK), round);
             if (!wait_until(deadline, flag_seen, mine + ACK, round)) atomicOr(&wrong, (uint32_t)EPX_CUDA_LINK_TIMEOUT);
-            fence_acquire();
         }
         __syncthreads();
         if (wrong) break;
