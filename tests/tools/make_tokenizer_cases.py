@@ -332,8 +332,7 @@ def write_options(out_dir):
         row["tokenizer"] = t
         rows.append(row)
     with open(out_dir / "options.json", "w", encoding="utf-8", newline="\n") as f:
-        f.write('{"model": ' + json.dumps(base, ensure_ascii=False) + ',\n"texts": ' + json.dumps(TEXTS) + ',\n"rows": [\n')
-        f.write(",\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n]}\n")
+        f.write(json.dumps({"model": base, "texts": TEXTS, "rows": rows}, separators=(",", ":")) + "\n")
 
 
 def write_differences(out_dir, loaded):
@@ -347,7 +346,7 @@ def write_differences(out_dir, loaded):
         rows.append({"why": why, "point": f"U+{c:04X}", "text": text, "nfc": unicodedata.normalize("NFC", text),
                      "ids": {n: ids(loaded[n], text) for n in names}})
     with open(out_dir / "differences.json", "w", encoding="utf-8", newline="\n") as f:
-        f.write("[\n" + ",\n".join(json.dumps(r) for r in rows) + "\n]\n")
+        f.write("[\n" + ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "\n]\n")
 
 
 def main():
