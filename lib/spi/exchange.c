@@ -23,6 +23,12 @@ const float *epx_exchange_scales(const epx_plan_t *p, int channel, int rank) {
     return (const float *)(const void *)(p->slab->base[rank] + epx_channel_off(&p->layout, channel) + p->layout.stage_scale_off);
 }
 
+/* x may lie elsewhere in the input region. */
+static void copy_in(char *dst, const char *src, size_t n_bytes) {
+    if (dst < src + n_bytes && src < dst + n_bytes) memmove(dst, src, n_bytes);
+    else epx_row_copy(dst, src, n_bytes);
+}
+
 void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
     const epx_slab_layout_t *l = &p->layout;
     uint64_t base = epx_channel_off(l, channel);
@@ -33,7 +39,7 @@ void epx_exchange_stage(epx_plan_t *p, int channel, const epx_io_t *io) {
     p->channels[channel].own_scales = scales;
     if (n == 0) return;
     if (p->cfg.wire_dtype == p->cfg.token_dtype) {
-        if (io->x != rows) memmove(rows, io->x, n * l->x_row_bytes); /* x may lie elsewhere in the input region */
+        if (io->x != rows) copy_in(rows, io->x, n * l->x_row_bytes);
         if (l->n_scales) memcpy(scales, io->x_scale, n * l->scale_words * sizeof(float));
         return;
     }
@@ -72,7 +78,7 @@ void epx_exchange_push_rows(epx_plan_t *p, int channel, int dst, const epx_io_t 
     for (size_t t = 0; t < n; t++) {
         if (!all_tokens && !goes_to(p, channel, t, io->ids + t * k_max, dst)) continue;
         char *at = epx_slab_put(p->slab, dst, epx_d_row_off(l, channel, p->rank, t), l->wire_row_bytes);
-        memcpy(at, rows + t * l->wire_row_bytes, l->wire_row_bytes);
+        epx_row_copy(at, rows + t * l->wire_row_bytes, l->wire_row_bytes);
     }
     for (size_t t = 0; scale_bytes && t < n; t++) { /* apart from the rows, so that both are long runs */
         if (!all_tokens && !goes_to(p, channel, t, io->ids + t * k_max, dst)) continue;
@@ -189,7 +195,7 @@ static void share_row(epx_plan_t *p, int channel, int first, uint64_t plane, uin
     if (first != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
     for (int m = first + 1; m < end && !EPX_MUTANT(one_member_served); m++) {
         if (!p->alive[m]) continue;
-        memcpy(c_slot(p, channel, m, plane, token), row, p->layout.combine_row_bytes);
+        epx_row_copy(c_slot(p, channel, m, plane, token), row, p->layout.combine_row_bytes);
         epx_debug_push_sum(p, channel, m, plane, token, row);
         if (m != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
     }

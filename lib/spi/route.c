@@ -176,7 +176,8 @@ static void pack_rows(epx_plan_t *p, epx_channel_t *ch, const epx_io_t *io) {
             size_t row = epx_route_row(ch, e, i);
             if (i + 1 < r->expert_off[e + 1])
                 prefetch_row((const char *)r->row_base[r->entries[i + 1].src] + r->entries[i + 1].token * row_bytes, row_bytes);
-            memcpy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[en.src] + en.token * row_bytes, row_bytes);
+            epx_row_copy((char *)io->out_x + row * row_bytes, (const char *)r->row_base[en.src] + en.token * row_bytes,
+                         row_bytes);
             if (p->layout.n_scales)
                 put_scales(p, e, row, r->scale_base[en.src] + en.token * p->layout.scale_words, io->out_scale);
         }

@@ -41,6 +41,18 @@ static const char *at_elem(const void *row, epx_dtype_t dtype, size_t i) {
     return (const char *)row + i * epx_dtype_bytes(dtype);
 }
 
+void epx_row_copy(void *dst, const void *src, size_t n_bytes) {
+    size_t i = 0;
+    for (; n_bytes - i > PREFETCH_BYTES; i += PREFETCH_BYTES) {
+        for (size_t at = PREFETCH_BYTES; at < 2 * PREFETCH_BYTES; at += 64) {
+            EPX_PREFETCH_R((const char *)src + i + at);
+            EPX_PREFETCH_W((char *)dst + i + at);
+        }
+        memcpy((char *)dst + i, (const char *)src + i, PREFETCH_BYTES);
+    }
+    memcpy((char *)dst + i, (const char *)src + i, n_bytes - i);
+}
+
 static void prefetch_ahead(const char *p, size_t bytes) {
     for (size_t i = 0; i < bytes && i < PREFETCH_BYTES; i += 64) EPX_PREFETCH_R(p + bytes + i);
 }
@@ -73,11 +85,12 @@ void epx_row_store(void *dst, const epx_row_form_t *to, const void *src, epx_dty
     const epx_row_kernels_t *k = epx_row_kernels();
     float f[EPX_ROW_CHUNK];
     if (to->dtype == src_dtype) {
-        memcpy(dst, src, n * epx_dtype_bytes(src_dtype));
+        epx_row_copy(dst, src, n * epx_dtype_bytes(src_dtype));
         return;
     }
     for (size_t i = 0, step = step_of(to, NULL); i < n; i += step) {
         size_t m = n - i < step ? n - i : step;
+        prefetch_slot((const char *)dst + i * epx_dtype_bytes(to->dtype), m * epx_dtype_bytes(to->dtype));
         k->widen(f, src_dtype, at_elem(src, src_dtype, i), m);
         narrow_part(k, dst, to, f, i, m);
     }
@@ -103,6 +116,10 @@ static void sum_rows(void *dst, const epx_row_form_t *to, const epx_row_term_t *
     float acc[EPX_ROW_CHUNK];
     if (to->dtype == EPX_BF16 && from->dtype == EPX_BF16) {
         k->sum_bf16(dst, terms, n_terms, add, n, weighted);
+        return;
+    }
+    if (to->dtype == EPX_F32 && from->dtype == EPX_F32) {
+        k->sum_f32(dst, terms, n_terms, add, n, weighted);
         return;
     }
     for (size_t i = 0, step = step_of(to, from); i < n; i += step) {

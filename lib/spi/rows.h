@@ -38,6 +38,8 @@ typedef struct {
     void (*quantise)(uint8_t *codes, float *scale, const float *src, size_t n, epx_scale_format_t format);
     /* dst = round(sum of [weight *] row over terms in order from +0, + add if not NULL); all rows bf16. */
     void (*sum_bf16)(void *dst, const epx_row_term_t *terms, int n_terms, const void *add, size_t n, int weighted);
+    /* The same in f32. */
+    void (*sum_f32)(void *dst, const epx_row_term_t *terms, int n_terms, const void *add, size_t n, int weighted);
 } epx_row_kernels_t;
 
 /* The best set for this CPU; chosen once. */
@@ -48,6 +50,8 @@ const epx_row_kernels_t *epx_row_kernels_named(const char *name);
 /* A form without scales. */
 static inline epx_row_form_t epx_row_form(epx_dtype_t dtype) { return (epx_row_form_t){dtype, EPX_SCALE_F32, 0, 0}; }
 
+/* Copy a row, asking for both sides 512 bytes ahead: lines of another core's cache take long to come. No overlap. */
+void epx_row_copy(void *dst, const void *src, size_t n_bytes);
 /* dst = src (f32, bf16, f16), rounded once; fp8: quantised, scales behind. Equal dtypes: a copy of the bits. */
 void epx_row_store(void *dst, const epx_row_form_t *to, const void *src, epx_dtype_t src_dtype, size_t n);
 /* dst = round(sum of weight * row over terms in order, fused, from +0, then + add if not NULL (dtype of dst)). An element of an

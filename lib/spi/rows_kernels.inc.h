@@ -6,6 +6,7 @@
 
 #include "base/compiler.h"
 #include "base/half.h"
+#include "base/half_wide.h"
 #include "spi/rows.h"
 
 #define CAT2(a, b) a##b
@@ -124,32 +125,65 @@ static void quantise(uint8_t *codes, float *scale, const float *src, size_t n, e
     *scale = s;
 }
 
-/* The same operations on each element, in the same order, as fma_row() (weight 1 is a plain addition), add_row() and narrow();
- * the sum stays in registers. Rows are asked for 512 bytes ahead (measured, docs/protocol.md), and so is the slot. */
+/* ---- sums that stay in registers: the same operations on each element, in the same order, as fma_row() (weight 1 is a plain
+ * addition), add_row() and narrow(). Rows are asked for 512 bytes ahead (measured, docs/protocol.md), and so is the slot. ---- */
+
+enum { AHEAD_BYTES = 512 };
+
+static inline float term_weight(const epx_row_term_t *t, int weighted) { return weighted ? t->weight : 1.0f; }
+
+static inline uint16_t sum_one_bf16(const epx_row_term_t *terms, int n_terms, const void *add, size_t i, int weighted) {
+    float acc = 0;
+    for (int t = 0; t < n_terms; t++)
+        acc = fmaf(term_weight(&terms[t], weighted), epx_bf16_to_f32(load_u16(terms[t].row, i)), acc);
+    if (add != NULL) acc += epx_bf16_to_f32(load_u16(add, i));
+    return bf16_round(acc);
+}
+
 static void sum_bf16(void *dst, const epx_row_term_t *terms, int n_terms, const void *add, size_t n, int weighted) {
-    enum { BLOCK = 32, AHEAD = 256 };
     uint16_t *d = dst;
+    size_t i = 0;
+#ifdef EPX_HAS_WIDE
+    for (; i + EPX_WIDE_ELEMS <= n; i += EPX_WIDE_ELEMS) {
+        epx_wide_t acc = epx_wide_zero();
+        EPX_PREFETCH_W((char *)(d + i) + AHEAD_BYTES);
+        for (int t = 0; t < n_terms; t++) {
+            const char *row = (const char *)terms[t].row + 2 * i;
+            EPX_PREFETCH_R(row + AHEAD_BYTES);
+            epx_wide_fma(&acc, term_weight(&terms[t], weighted), row);
+        }
+        if (add != NULL) epx_wide_fma(&acc, 1.0f, (const char *)add + 2 * i);
+        epx_wide_store(d + i, &acc);
+    }
+#endif
+    for (; i < n; i++) d[i] = sum_one_bf16(terms, n_terms, add, i, weighted);
+}
+
+static inline float sum_one_f32(const epx_row_term_t *terms, int n_terms, const void *add, size_t i, int weighted) {
+    float acc = 0;
+    for (int t = 0; t < n_terms; t++) acc = fmaf(term_weight(&terms[t], weighted), load_f32(terms[t].row, i), acc);
+    return add == NULL ? acc : acc + load_f32(add, i);
+}
+
+static void sum_f32(void *dst, const epx_row_term_t *terms, int n_terms, const void *add, size_t n, int weighted) {
+    enum { BLOCK = 32 };
+    float *d = dst;
     size_t i = 0;
     for (; i + BLOCK <= n; i += BLOCK) {
         float acc[BLOCK] = {0};
-        EPX_PREFETCH_W(d + i + AHEAD);
+        for (size_t at = 0; at < sizeof acc; at += 64) EPX_PREFETCH_W((char *)(d + i) + AHEAD_BYTES + at);
         for (int t = 0; t < n_terms; t++) {
-            const char *row = (const char *)terms[t].row + 2 * i;
-            float weight = weighted ? terms[t].weight : 1.0f;
-            EPX_PREFETCH_R(row + 2 * AHEAD);
-            for (size_t j = 0; j < BLOCK; j++) acc[j] = fmaf(weight, epx_bf16_to_f32(load_u16(row, j)), acc[j]);
+            const char *row = (const char *)terms[t].row + 4 * i;
+            float weight = term_weight(&terms[t], weighted);
+            for (size_t at = 0; at < sizeof acc; at += 64) EPX_PREFETCH_R(row + AHEAD_BYTES + at);
+            for (size_t j = 0; j < BLOCK; j++) acc[j] = fmaf(weight, load_f32(row, j), acc[j]);
         }
-        for (size_t j = 0; add != NULL && j < BLOCK; j++) acc[j] += epx_bf16_to_f32(load_u16(add, i + j));
-        for (size_t j = 0; j < BLOCK; j++) d[i + j] = bf16_round(acc[j]);
+        for (size_t j = 0; add != NULL && j < BLOCK; j++) acc[j] += load_f32(add, i + j);
+        memcpy(d + i, acc, sizeof acc);
     }
-    for (; i < n; i++) {
-        float acc = 0;
-        for (int t = 0; t < n_terms; t++)
-            acc = fmaf(weighted ? terms[t].weight : 1.0f, epx_bf16_to_f32(load_u16(terms[t].row, i)), acc);
-        if (add != NULL) acc += epx_bf16_to_f32(load_u16(add, i));
-        d[i] = bf16_round(acc);
-    }
+    for (; i < n; i++) d[i] = sum_one_f32(terms, n_terms, add, i, weighted);
 }
 
 extern const epx_row_kernels_t CAT(epx_row_kernels_, ROWS_SET);
-const epx_row_kernels_t CAT(epx_row_kernels_, ROWS_SET) = {STR(ROWS_SET), widen, narrow, fma_row, add_row, quantise, sum_bf16};
+const epx_row_kernels_t CAT(epx_row_kernels_, ROWS_SET) = {STR(ROWS_SET), widen,    narrow,   fma_row,
+                                                           add_row,       quantise, sum_bf16, sum_f32};

@@ -62,6 +62,50 @@ static void sets_give_the_same_bits(void **state) {
     }
 }
 
+/* Sums in registers against the definition, element by element: NaN, infinities, subnormals, ties and ragged ends. */
+static void sums_match_the_definition(void **state) {
+    (void)state;
+    static uint16_t low[3][N], add[N], got[N];
+    static float wide[3][N], wide_add[N], wide_got[N];
+    epx_row_term_t terms[3], wide_terms[3];
+    fill(low, sizeof low - sizeof low % 4, 21), fill(add, sizeof add - 2, 22);
+    fill(wide, sizeof wide, 23), fill(wide_add, sizeof wide_add, 24);
+    for (size_t t = 0; t < 3; t++) {
+        for (size_t i = t; i < N; i += 3) low[t][i] = (uint16_t)(0x3F80u | (low[t][i] & 0xFFu)); /* many that do not cancel */
+        terms[t] = (epx_row_term_t){low[t], 0.5f + (float)t * 0.37f};
+        wide_terms[t] = (epx_row_term_t){wide[t], 0.5f + (float)t * 0.37f};
+    }
+    for (size_t run = 0; run < 3 * 4 * 4; run++) {
+        const epx_row_kernels_t *k = epx_row_kernels_named(sets[run % 3]);
+        int n_terms = (int)(run / 3 % 4), weighted = (run / 12) & 1, with_add = run / 24 != 0;
+        if (k == NULL) continue;
+        k->sum_bf16(got, terms, n_terms, with_add ? add : NULL, N, weighted);
+        k->sum_f32(wide_got, wide_terms, n_terms, with_add ? wide_add : NULL, N, weighted);
+        for (size_t i = 0; i < N; i++) {
+            float acc = 0, wide_acc = 0;
+            for (int t = 0; t < n_terms; t++) {
+                acc = fmaf(weighted ? terms[t].weight : 1.0f, epx_bf16_to_f32(low[t][i]), acc);
+                wide_acc = fmaf(weighted ? wide_terms[t].weight : 1.0f, wide[t][i], wide_acc);
+            }
+            if (with_add) acc += epx_bf16_to_f32(add[i]), wide_acc += wide_add[i];
+            assert_int_equal(got[i], epx_f32_to_bf16(acc));
+            assert_same_floats(&wide_got[i], &wide_acc, 1);
+        }
+    }
+}
+
+static void copies_are_whole(void **state) {
+    (void)state;
+    static char src[2100], dst[2102];
+    fill(src, sizeof src, 31);
+    for (size_t n = 0; n <= sizeof src; n += n < 1030 ? 1 : 67) {
+        memset(dst, 0x5A, sizeof dst);
+        epx_row_copy(dst + 1, src, n);
+        assert_memory_equal(dst + 1, src, n);
+        assert_true(dst[0] == 0x5A && dst[n + 1] == 0x5A);
+    }
+}
+
 static void scalar_matches_the_definition(void **state) {
     (void)state;
     const epx_row_kernels_t *k = epx_row_kernels_named("scalar");
@@ -210,6 +254,7 @@ int main(void) {
         cmocka_unit_test(sets_give_the_same_bits),        cmocka_unit_test(scalar_matches_the_definition),
         cmocka_unit_test(fp8_codes_match_the_definition), cmocka_unit_test(fp8_golden_vectors),
         cmocka_unit_test(rows_have_a_ragged_last_block),  cmocka_unit_test(ue8m0_scales_are_rounded_up),
+        cmocka_unit_test(sums_match_the_definition),      cmocka_unit_test(copies_are_whole),
         cmocka_unit_test(fp8_rows_carry_their_scales),    cmocka_unit_test(sums_go_in_order_with_one_rounding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

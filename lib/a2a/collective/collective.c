@@ -44,7 +44,7 @@ static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) {
             epx_exchange_push_rows(p, io->channel, dst, io, 1);
             continue;
         }
-        if (rows) memcpy(gathered(p, io->channel, dst, p->rank), epx_exchange_rows(p, io->channel, p->rank), rows);
+        if (rows) epx_row_copy(gathered(p, io->channel, dst, p->rank), epx_exchange_rows(p, io->channel, p->rank), rows);
         if (scales) memcpy(gathered_scales(p, io->channel, dst, p->rank), epx_exchange_scales(p, io->channel, p->rank), scales);
     }
     epx_exchange_flag_dispatch(p, io->channel);
