@@ -11,7 +11,8 @@ enum { AHEAD_BYTES = 512 };
 
 static inline float weight_of(const float *weights, int r) { return weights ? weights[r] : 1.0f; }
 
-void CAT(bench_sum_rows_, BENCH_ROWS_SET)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n) {
+void CAT(bench_sum_rows_, BENCH_ROWS_SET)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows,
+                                          size_t n) {
     size_t i = 0;
 #ifdef EPX_HAS_WIDE
     for (; i + EPX_WIDE_ELEMS <= n; i += EPX_WIDE_ELEMS) {

@@ -198,7 +198,8 @@ typedef struct {
     /* Inputs are read before the call that takes them returns and may be reused then, except epx_plan_input() itself. */
     uint32_t size;                   /* sizeof(epx_io_t), set by epx_io_init() */
     const void *x;                   /* dispatch: [T, H] token dtype. combine_send: expert outputs in the plan's layout:
-                                        LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, row_cap, H], CONTIGUOUS [rows, H] */
+                                        LISTS [n_rows, H] in list order, EXPERT_MAJOR [El, row_cap, H], CONTIGUOUS [rows, H];
+                                        NULL after epx_plan_partials() */
     const float *x_scale;            /* caller-quantised fp8 only: [T, info.scale_words] words, f32 or UE8M0 codes */
     const int32_t *ids;              /* dispatch: [T, K] logical expert ids; -1: not sent, adds 0. Repeats are allowed */
     const float *weights;            /* dispatch: [T, K] */
@@ -277,6 +278,25 @@ EPX_API epx_status_t epx_plan_stats(const epx_plan_t *p, epx_plan_stats_t *inout
 EPX_API epx_status_t epx_plan_input(epx_plan_t *p, int channel, void **out_x);
 /* Legal between dispatch_recv and combine_send of the channel, with EPX_LAYOUT_LISTS; else EPX_ERR_STATE. */
 EPX_API epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists);
+
+/* What a caller needs that makes the partial sums itself, as the last GEMM of a fused expert layer can: for each token of source
+ * `src` with a row here, the sum over k, ascending, of weight * answer from +0 in f32, fused, rounded once to combine_dtype, goes
+ * to sums[src] + token * sum_stride_bytes. Tokens without a row here are left alone. Arrays are borrowed until combine_send. */
+typedef struct {
+    uint32_t size; /* sizeof(epx_partials_t), set by the caller */
+    int n_ranks;
+    const uint32_t *n_tokens;    /* [W] tokens of each source */
+    const int32_t *const *ids;   /* [W] -> [n_tokens, K] logical experts, as the source gave them */
+    const float *const *weights; /* [W] -> [n_tokens, K] */
+    const int32_t *const *rows;  /* [W] -> [n_tokens, K] row of the dispatch output, or of the lists; -1: not computed here */
+    void *const *sums;           /* [W] -> [n_tokens, H] combine_dtype, in the slab of the source: write only */
+    size_t sum_stride_bytes;
+} epx_partials_t;
+/* Promise to write all partial sums of the exchange in flight in place; combine_send then takes io->x NULL and copies nothing.
+ * Legal between dispatch_recv and combine_send of the channel (else EPX_ERR_STATE); EPX_ERR_UNSUPPORTED, and nothing promised,
+ * unless combine is PARTIAL with a combine_dtype other than fp8, replicate is 1, the plan is on CPUs with a backend that sums at
+ * the source (not "ref") and all ranks are mapped. */
+EPX_API epx_status_t epx_plan_partials(epx_plan_t *p, int channel, epx_partials_t *out);
 
 /* Where each local expert's rows start in dispatch output and expert outputs, in rows: *out_off is [El + 1], the last entry is
  * the number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. */

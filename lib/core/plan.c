@@ -107,6 +107,8 @@ static void carve_channel(const sizes_t *z, const epx_plan_config_t *c, size_t w
     r->terms = take(a, k > w ? k : w, sizeof *r->terms);
     r->row_base = take(a, w, sizeof *r->row_base);
     r->scale_base = take(a, w, sizeof *r->scale_base);
+    r->rows_of = take(a, w, sizeof *r->rows_of);
+    r->sums = take(a, w, sizeof *r->sums);
     ch->missing = take(a, (size_t)c->max_tokens, sizeof *ch->missing);
     ch->weights = c->renormalize ? take(a, (size_t)c->max_tokens * k, sizeof *ch->weights) : NULL;
 }

@@ -103,6 +103,7 @@ static epx_status_t run(epx_plan_t *p, const epx_io_t *io, epx_channel_state_t c
 static void begin_dispatch(epx_plan_t *p, const epx_io_t *io) {
     epx_channel_t *ch = &p->channels[io->channel];
     ch->epoch++;
+    ch->caller_sums = 0;
     ch->place = epx_placement_for(p, ch->epoch);
     ch->n_tokens = io->n_tokens_device != NULL ? p->cfg.max_tokens : io->n_tokens;
     p->n_dispatches++;

@@ -209,6 +209,10 @@ epx_status_t epx_validate_dispatch_recv(const epx_plan_t *p, const epx_io_t *io)
 }
 
 epx_status_t epx_validate_combine_send(const epx_plan_t *p, const epx_io_t *io, int n_rows) {
+    if (p->channels[io->channel].caller_sums) {
+        if (io->x == NULL) return EPX_OK;
+        return epx_fail(EPX_ERR_ARG, "io->x is set after epx_plan_partials(); legal: NULL, the sums are in place");
+    }
     if (n_rows == 0) return EPX_OK;
     int64_t rows = p->cfg.layout == EPX_LAYOUT_LISTS ? n_rows : (int64_t)p->max_rows;
     return need(io->x, "x", rows * p->cfg.hidden);

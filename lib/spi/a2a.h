@@ -32,6 +32,8 @@ typedef struct {
     epx_row_term_t *terms;     /* [max(K, W)] scratch */
     const void **row_base;     /* [W] rows of each source on this side */
     const float **scale_base;  /* [W] */
+    const int32_t **rows_of;   /* [W] row_of of each source, for epx_plan_partials() */
+    void **sums;               /* [W] where this rank's partial sums go */
 } epx_routes_t;
 
 typedef struct {
@@ -41,6 +43,7 @@ typedef struct {
     const epx_placement_t *place; /* of that exchange */
     const char *own_rows;         /* staged rows and scales of this rank */
     const float *own_scales;
+    int caller_sums;  /* the caller writes the partial sums in place */
     int n_missing;    /* tokens with places that no living rank computes */
     uint8_t *missing; /* [T] such places of each token */
     float *weights;   /* [T * K] weights in force; NULL without cfg.renormalize */

@@ -257,7 +257,31 @@ static void send_partial(epx_plan_t *p, int channel, const void *x, int all_toke
     }
 }
 
+static int has_row(const epx_plan_t *p, const int32_t *rows) {
+    for (int k = 0; k < p->cfg.top_k; k++)
+        if (rows[k] >= 0) return 1;
+    return 0;
+}
+
+void epx_exchange_finish_sums(epx_plan_t *p, int channel, int all_tokens) {
+    const epx_routes_t *r = &p->channels[channel].routes;
+    for (int src = 0; src < p->n_ranks; src++) {
+        for (uint32_t t = 0; t < r->n_tokens[src]; t++) {
+            char *at = (char *)r->sums[src] + t * p->layout.combine_row_bytes;
+            int computed = has_row(p, r->rows_of[src] + (size_t)t * (size_t)p->cfg.top_k);
+            if (!computed && !all_tokens) continue;
+            if (!computed) memset(at, 0, p->layout.combine_row_bytes);
+            epx_debug_push_sum(p, channel, src, (uint64_t)p->rank, t, at);
+            if (src != p->rank) p->combine_bytes += p->layout.combine_row_bytes;
+        }
+    }
+}
+
 void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_tokens) {
+    if (p->channels[channel].caller_sums) {
+        epx_exchange_finish_sums(p, channel, all_tokens);
+        return;
+    }
     if (p->cfg.combine == EPX_COMBINE_EXACT) send_exact(p, channel, x);
     else send_partial(p, channel, x, all_tokens);
 }

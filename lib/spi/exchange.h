@@ -26,6 +26,9 @@ void epx_exchange_open_routing(epx_plan_t *p, int channel);
 /* Rows of the combine half into the C regions of their sources, by cfg.combine. all_tokens: partial sums also for tokens
  * that have no expert here (they are zero). */
 void epx_exchange_send_rows(epx_plan_t *p, int channel, const void *x, int all_tokens);
+/* The same when the caller has written the partial sums of tokens that have experts here: what is left is to count and, with
+ * all_tokens, the zeros. */
+void epx_exchange_finish_sums(epx_plan_t *p, int channel, int all_tokens);
 /* out_x = the sums of the rows in the own C region (+ add). all_tokens: every rank sent a partial sum for every token. Fails in
  * debug mode only. */
 epx_status_t epx_exchange_sum(epx_plan_t *p, int channel, const epx_io_t *io, int all_tokens);

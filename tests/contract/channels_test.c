@@ -22,7 +22,7 @@ typedef struct {
 
 static void lane_case(const channels_t *a, int channel, int n_ranks, th_case_t *out) {
     *out = (th_case_t){.backend = a->backend,
-                       .opts = TH_HALVES | (channel == 1 ? TH_REGISTERED | TH_ADD : TH_HISTOGRAM),
+                       .opts = TH_HALVES | (channel == 1 ? TH_REGISTERED | TH_ADD | TH_PARTIALS : TH_HISTOGRAM),
                        .n_channels = a->n_channels,
                        .channel = channel,
                        .seed = th_seed() + (uint64_t)channel};

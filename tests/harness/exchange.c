@@ -1,6 +1,7 @@
 /* One exchange against the oracle: see exchange.h. */
 #include "tests/harness/exchange.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -456,10 +457,56 @@ static int fill_combine(th_rank_t *r, const th_case_t *c, th_open_t *o) {
     return 0;
 }
 
+/* Can the plan of this case hand out the places of partial sums? */
+static int takes_partials(const th_case_t *c, const epx_plan_info_t *info) {
+    const th_shape_t *s = &c->shape;
+    int mapped = strcmp(info->transport, "ucx") != 0 && strcmp(info->transport, "fault") != 0;
+    return s->mode == EPX_COMBINE_PARTIAL && s->combine != EPX_FP8_E4M3 && th_replicate(s) == 1 &&
+           strcmp(info->backend, "ref") != 0 && (mapped || s->n_ranks == 1);
+}
+
+/* The sum of docs/protocol.md, section 5, element by element, from the expert outputs in o->y. */
+static void write_sum(const th_case_t *c, const th_open_t *o, const int32_t *rows, const float *weights, void *out) {
+    const th_shape_t *s = &c->shape;
+    for (int i = 0; i < s->hidden; i++) {
+        float sum = 0;
+        for (int k = 0; k < s->top_k; k++)
+            if (rows[k] >= 0) sum = fmaf(weights[k], th_load(s->expert, o->y, rows[k] * s->hidden + i), sum);
+        th_store(s->combine, out, i, sum);
+    }
+}
+
+/* Write the partial sums in place, or see that the plan refuses. Sets io.x. */
+static int send_sums(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
+    epx_plan_info_t info = {.size = sizeof info};
+    epx_partials_t sums = {.size = sizeof sums};
+    size_t k_max = (size_t)c->shape.top_k;
+    TH_OK(r, epx_plan_info(p, &info));
+    if (!takes_partials(c, &info)) {
+        TH_STATUS(r, epx_plan_partials(p, c->channel, &sums), EPX_ERR_UNSUPPORTED);
+        return 0;
+    }
+    TH_OK(r, epx_plan_partials(p, c->channel, &sums));
+    for (int src = 0; src < sums.n_ranks; src++) {
+        for (size_t t = 0; t < sums.n_tokens[src]; t++) {
+            const int32_t *rows = sums.rows[src] + t * k_max;
+            int any = 0;
+            for (size_t k = 0; k < k_max; k++) any |= rows[k] >= 0;
+            if (any) write_sum(c, o, rows, sums.weights[src] + t * k_max, (char *)sums.sums[src] + t * sums.sum_stride_bytes);
+        }
+    }
+    if (o->want.n_rows > 0) { /* a set io.x is refused, and nothing is sent */
+        TH_STATUS(r, c->opts & TH_HALVES ? epx_combine_send(p, &o->io) : epx_combine(p, &o->io), EPX_ERR_ARG);
+    }
+    o->io.x = NULL;
+    return 0;
+}
+
 int th_step_half(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o, int half) {
     if (half == 1) return do_recv(r, p, c, o);
     if (half == 2) {
         if (fill_combine(r, c, o) != 0) return -1;
+        if ((c->opts & TH_PARTIALS) && o->device == NULL && send_sums(r, p, c, o) != 0) return -1;
         TH_OK(r, epx_combine_send(p, &o->io));
         memset(o->y, POISON, o->y_bytes); /* borrowed during combine_send only */
         maybe_sleep(c, o->rank, o->seed, 3);
@@ -493,6 +540,7 @@ void th_step_end(const th_case_t *c, th_open_t *o, th_tally_t *tally) {
 static int do_combine(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
     if (c->opts & TH_HALVES) return th_step_half(r, p, c, o, 2) || th_step_half(r, p, c, o, 3);
     if (fill_combine(r, c, o) != 0) return -1;
+    if ((c->opts & TH_PARTIALS) && o->device == NULL && send_sums(r, p, c, o) != 0) return -1;
     TH_OK(r, epx_combine(p, &o->io));
     if (bring_back(r, p, o) != 0) return -1;
     return check_result(r, c, o);

@@ -14,7 +14,8 @@ enum {
     TH_ADD = 8,        /* give an add operand */
     TH_NO_COUNTS = 16, /* LISTS: out_counts is NULL */
     TH_DELAYS = 32,    /* ranks sleep at random between the halves */
-    TH_LATE = 64       /* EXACT: weights are given to combine_recv; dispatch gets others */
+    TH_LATE = 64,      /* EXACT: weights are given to combine_recv; dispatch gets others */
+    TH_PARTIALS = 128  /* the partial sums are written in place where the plan can; elsewhere it must refuse */
 };
 
 typedef struct {
