@@ -37,13 +37,17 @@ static const epx_option_t options[] = {
      "uniform, zipf (exponent 1 over experts), hot (every token to rank 0). Default uniform."},
     {"backends", NULL, EPX_OPTION_TEXT, AT(backends), 0, -1, NULL, NULL, 1, "LIST", "onesided, collective. Default both."},
     {"combines", NULL, EPX_OPTION_TEXT, AT(combines), 0, -1, NULL, NULL, 1, "LIST", "exact, prereduced. Default prereduced."},
-    {"layouts", NULL, EPX_OPTION_TEXT, AT(layouts), 0, -1, NULL, NULL, 1, "LIST", "lists, expert-major. Default lists."},
+    {"layouts", NULL, EPX_OPTION_TEXT, AT(layouts), 0, -1, NULL, NULL, 1, "LIST",
+     "lists, expert-major: a row for each (token, expert). fused: the expert writes one weighted sum a (token, rank) in place "
+     "(epx_plan_partials; prereduced only). Default lists,fused."},
     {"inputs", NULL, EPX_OPTION_TEXT, AT(inputs), 0, -1, NULL, NULL, 1, "LIST",
      "private (the caller's memory) and registered (rows lie in epx_plan_input()). Default both."},
     {"dtypes", NULL, EPX_OPTION_TEXT, AT(dtypes), 0, -1, NULL, NULL, 1, "LIST",
      "Rows on the wire: bf16, fp8 (cast by the library). Default bf16."},
-    {"peers", NULL, EPX_OPTION_CHOICE, AT(peers), 0, -1, "auto|none|mpi", NULL, 1, NULL,
-     "mpi: run under mpirun, with MPI_Alltoallv programs in the same run. auto (default): where the peer program was built."},
+    {"peers", NULL, EPX_OPTION_CHOICE, AT(peers), 0, -1, "auto|none|mpi|mpi-ucx|mpich", NULL, 1, NULL,
+     "MPI programs in the same run, under mpirun: mpi (Open MPI), mpi-ucx (Open MPI over UCX), mpich. auto (default): mpi where "
+     "it "
+     "was built."},
     {"blocks", NULL, EPX_OPTION_INT, AT(blocks), 1, 1000, NULL, NULL, 1, "N",
      "Undisturbed blocks wanted of each variant. Default 10."},
     {"block-ms", NULL, EPX_OPTION_INT, AT(block_ms), 1, 1000, NULL, NULL, 1, "N", "Aimed length of a block. Default 8."},
@@ -66,7 +70,7 @@ static const settings_t defaults = {.device = "cpu",
                                     .skews = "uniform",
                                     .backends = "onesided,collective",
                                     .combines = "prereduced",
-                                    .layouts = "lists",
+                                    .layouts = "lists,fused",
                                     .inputs = "private,registered",
                                     .dtypes = "bf16",
                                     .peers = "auto"};
@@ -128,7 +132,7 @@ static epx_status_t check(const settings_t *o, bench_run_t *run, epx_str_t *prob
     EPX_TRY(check_names("skews", o->skews, "uniform|zipf|hot", problems));
     EPX_TRY(check_names("backends", o->backends, "onesided|collective", problems));
     EPX_TRY(check_names("combines", o->combines, "exact|prereduced", problems));
-    EPX_TRY(check_names("layouts", o->layouts, "lists|expert-major", problems));
+    EPX_TRY(check_names("layouts", o->layouts, "lists|expert-major|fused", problems));
     EPX_TRY(check_names("inputs", o->inputs, "private|registered", problems));
     EPX_TRY(check_names("dtypes", o->dtypes, "bf16|fp8", problems));
     for (int i = 0; each_element(o->shapes, word, sizeof word, i); i++) {
@@ -217,36 +221,50 @@ static int run_forked(bench_run_t *run) {
     return wait_ranks(pids, run->n_ranks, run);
 }
 
-/* Path of the peer program beside this one; 0 when it was not built. */
-static int peer_program(char *path, size_t cap) {
+/* Path of the peer program of an MPI beside this one; 0 when it was not built. */
+static int peer_program(int mpich, char *path, size_t cap) {
     char self[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     if (n <= 0) return 0;
     self[n] = 0;
     *strrchr(self, '/') = 0;
-    snprintf(path, cap, "%s/../bench/peers/mpi_alltoallv", self);
+    snprintf(path, cap, "%s/../bench/peers/mpi_peers%s", self, mpich ? "_mpich" : "");
     return access(path, X_OK) == 0;
 }
 
-static int run_mpi(bench_run_t *run, char *program, char *file) {
-    char n[16], mpirun[] = "mpirun", f_n[] = "-n", over[] = "--oversubscribe", root[] = "--allow-run-as-root",
-                bind[] = "--bind-to", none[] = "none", mca[] = "--mca", idle[] = "mpi_yield_when_idle", yes[] = "1", no[] = "0";
+static int run_mpi(const char *which, bench_run_t *run, char *program, char *file) {
+    char n[16], *argv[32];
+    int i = 0, mpich = strcmp(which, "mpich") == 0;
+    static char mpirun[] = "mpirun.openmpi", hydra[] = "mpirun.mpich", f_n[] = "-n", over[] = "--oversubscribe",
+                root[] = "--allow-run-as-root", bind[] = "--bind-to", none[] = "none", mca[] = "--mca",
+                idle[] = "mpi_yield_when_idle", yes[] = "1", no[] = "0", pml[] = "pml", ucx[] = "ucx", tls[] = "pml_ucx_tls",
+                devices[] = "pml_ucx_devices", any[] = "any"; /* else it declines where there is no InfiniBand */
     snprintf(n, sizeof n, "%d", run->n_ranks);
-    char *argv[] = {mpirun,  f_n,  n,   over, root, bind, none, mca, idle, run->n_ranks > run->n_cores ? yes : no,
-                    program, file, NULL};
+    argv[i++] = mpich ? hydra : mpirun;
+    argv[i++] = f_n, argv[i++] = n;
+    if (!mpich) {
+        argv[i++] = over, argv[i++] = root, argv[i++] = bind, argv[i++] = none;
+        argv[i++] = mca, argv[i++] = idle, argv[i++] = run->n_ranks > run->n_cores ? yes : no;
+        if (strcmp(which, "mpi-ucx") == 0) {
+            argv[i++] = mca, argv[i++] = pml, argv[i++] = ucx;
+            argv[i++] = mca, argv[i++] = tls, argv[i++] = any, argv[i++] = mca, argv[i++] = devices, argv[i++] = any;
+        }
+    }
+    argv[i++] = program, argv[i++] = file, argv[i] = NULL;
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         execvp(argv[0], argv);
+        if (!mpich) argv[0] = mpirun + 0, mpirun[6] = 0, execvp(argv[0], argv); /* the name where there is only one MPI */
         _exit(127);
     }
-    if (pid < 0) return bench_fail(run, "cannot start mpirun: %s", strerror(errno));
+    if (pid < 0) return bench_fail(run, "cannot start %s: %s", argv[0], strerror(errno));
     return wait_ranks(&pid, 1, run);
 }
 
 /* ---- output ---- */
 
-static int output(const settings_t *o, const bench_run_t *run) {
+static int output(const settings_t *o, const bench_run_t *run, const char *peers) {
     int to_stdout = o->json && strcmp(o->json, "-") == 0;
     FILE *text = to_stdout ? stderr : stdout, *json = to_stdout ? stdout : NULL;
     if (o->json && !to_stdout && (json = fopen(o->json, "w")) == NULL) {
@@ -255,7 +273,7 @@ static int output(const settings_t *o, const bench_run_t *run) {
     }
     for (int i = 0; i < run->n_jobs; i++) {
         bench_print_table(run, i, text);
-        if (json) bench_print_json(run, i, json);
+        if (json) bench_print_json(run, i, peers, json);
     }
     if (json && !to_stdout && fclose(json) != 0) {
         (void)epx_fail_errno(EPX_ERR_OS, errno, "%s", o->json);
@@ -266,9 +284,11 @@ static int output(const settings_t *o, const bench_run_t *run) {
 
 static int run_all(const settings_t *o, bench_run_t *want) {
     char path[64], program[PATH_MAX + 64];
-    int have = peer_program(program, sizeof program), peers = strcmp(o->peers, "none") != 0 && have, code;
-    if (strcmp(o->peers, "mpi") == 0 && !have) {
-        (void)epx_fail(EPX_ERR_UNSUPPORTED, "--peers mpi: %s was not built (it needs Open MPI's mpicc)", program);
+    int mpich = strcmp(o->peers, "mpich") == 0, have = peer_program(mpich, program, sizeof program), code;
+    int peers = strcmp(o->peers, "none") != 0 && have;
+    if (strncmp(o->peers, "mpi", 3) == 0 && !have) {
+        (void)epx_fail(EPX_ERR_UNSUPPORTED, "--peers %s: %s was not built (it needs %s)", o->peers, program,
+                       mpich ? "MPICH's mpicc.mpich" : "Open MPI's mpicc");
         return epx_print_error();
     }
     fill(o, want);
@@ -276,12 +296,12 @@ static int run_all(const settings_t *o, bench_run_t *want) {
     bench_run_t *run = make_file(want, path, sizeof path);
     if (!run) return epx_print_error();
     if (!peers) (void)unlink(path); /* forked ranks have the mapping already; rank 0 of the peer program does it otherwise */
-    code = peers ? run_mpi(run, program, path) : run_forked(run);
+    code = peers ? run_mpi(o->peers, run, program, path) : run_forked(run);
     if (code || run->failed) {
         (void)epx_fail(EPX_ERR_INTERNAL, "%s", run->error[0] ? run->error : "a rank ended early");
         code = epx_print_error();
     } else {
-        code = output(o, run);
+        code = output(o, run, !peers ? "none" : strcmp(o->peers, "auto") == 0 ? "mpi" : o->peers);
     }
     (void)munmap(run, want->file_bytes);
     return code;

@@ -138,10 +138,16 @@ uint64_t bench_remote_rows(const bench_rank_t *r, int table, int *to);
 /* 1 when out is the sum that `table` gives. */
 int bench_is_right(const bench_rank_t *r, int table, const uint16_t *out);
 
-/* ---- rows (bench_a2a_rows.c): bf16, vectorised for this processor ---- */
+/* ---- rows (bench_a2a_rows.c): bf16, AVX-512, AVX2 or plain C, whichever this processor has ---- */
 
-/* y = bf16(factor * x). The expert of this bench. Reads 512 bytes ahead. */
+/* Memory for rows, on a cache line: malloc's large blocks start 16 bytes into one, and then every vector crosses two. free() it.
+ */
+void *bench_alloc_rows(size_t n_bytes);
+/* y = bf16(factor * x). The expert of this bench. Both sides are asked for 512 bytes ahead. */
 void bench_expert_row(uint16_t *y, const uint16_t *x, float factor, size_t n);
+/* out = factor * x in f32; out = bf16(x). For the all-gather + reduce-scatter of peers. */
+void bench_scale_row(float *out, const uint16_t *x, float factor, size_t n);
+void bench_round_row(uint16_t *out, const float *x, size_t n);
 /* out = bf16(sum of weight * row in order); weights NULL: plain sum. */
 void bench_sum_rows(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n);
 /* Copy one row, asking for source and target 512 bytes ahead. */
@@ -151,8 +157,8 @@ void bench_copy_row(uint16_t *dst, const uint16_t *src, size_t n);
 
 const char *bench_skew_name(bench_skew_t s);
 const bench_result_t *bench_find(const bench_run_t *run, int job, const char *name);
-/* One JSON object a line for every variant of a job. */
-void bench_print_json(const bench_run_t *run, int job, FILE *out);
+/* One JSON object a line for every variant of a job. peers: "none", or which MPI the peers ran on. */
+void bench_print_json(const bench_run_t *run, int job, const char *peers, FILE *out);
 /* A table for people. */
 void bench_print_table(const bench_run_t *run, int job, FILE *out);
 /* Time against tokens, a panel for each shape and skew. 0, or -1 with a message. */

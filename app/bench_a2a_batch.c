@@ -75,7 +75,7 @@ int bench_batch_make(bench_rank_t *r) {
     size_t h = (size_t)j->hidden, t = (size_t)j->n_tokens, places = BENCH_TABLES * t * (size_t)j->top_k;
     uint64_t state = r->run->seed * 1000003u + (uint64_t)r->rank * 7919u + (uint64_t)(j - r->run->jobs);
     double *cumulative = malloc((size_t)j->n_experts * sizeof *cumulative);
-    b->rows = malloc((t + BENCH_TABLES) * h * sizeof *b->rows);
+    b->rows = bench_alloc_rows((t + BENCH_TABLES) * h * sizeof *b->rows);
     b->ids = malloc(places * sizeof *b->ids);
     b->weights = malloc(places * sizeof *b->weights);
     b->n_local_max = (j->n_experts + r->run->n_ranks - 1) / r->run->n_ranks;

@@ -1,6 +1,7 @@
 /* Bounds of the exchange bench: what this machine takes for the same bytes or the same arithmetic without a library.
  * process copy: each rank copies the rows that leave it into the peers' shared memory, flags, the peers copy them out, flag
- * back: one phase of two. memcpy: the same rows out and back between private buffers. arithmetic: expert and sums alone. */
+ * back: one phase of two. memcpy: the same rows out and back between private buffers. arithmetic: expert and sums alone, one pass
+ * a (token, rank) or, "rows", one a (token, expert). */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,36 +81,60 @@ static int step_copy(bench_rank_t *r, bench_variant_t *v, int table) {
     return 0;
 }
 
-/* As many rows as this rank's own tokens give it experts in all: the mean load of a rank. */
-static int step_arithmetic(bench_rank_t *r, bench_variant_t *v, int table) {
-    bound_t *b = v->state;
+/* Rows of a token's experts at `owner`, each made by a pass of the expert into y; returns their number. */
+static int expert_rows(bench_rank_t *r, bound_t *b, int table, size_t t, int owner, const uint16_t **rows, float *weights) {
     const bench_job_t *j = r->job;
-    const int32_t *ids = bench_ids(r, table);
-    const uint16_t *rows[EPX_MAX_TOP_K];
     size_t h = (size_t)j->hidden, k_max = (size_t)j->top_k;
+    int n = 0, lo = bench_first_expert(j, r->run->n_ranks, owner), hi = bench_first_expert(j, r->run->n_ranks, owner + 1);
+    for (size_t k = 0; k < k_max; k++) {
+        int32_t id = bench_ids(r, table)[t * k_max + k];
+        if (id < lo || id >= hi) continue;
+        uint16_t *y = b->y + (t * k_max + k) * h;
+        bench_expert_row(y, b->x + t * h, bench_factor(id), h);
+        weights[n] = bench_weights(r, table)[t * k_max + k];
+        rows[n++] = y;
+    }
+    return n;
+}
+
+/* Sum over a token's experts at `owner` of weight * factor; 0: none are there (weights are positive). */
+static float factor_at(bench_rank_t *r, int table, size_t t, int owner) {
+    const bench_job_t *j = r->job;
+    size_t k_max = (size_t)j->top_k;
+    int lo = bench_first_expert(j, r->run->n_ranks, owner), hi = bench_first_expert(j, r->run->n_ranks, owner + 1);
+    float sum = 0;
+    for (size_t at = t * k_max; at < (t + 1) * k_max; at++) {
+        int32_t id = bench_ids(r, table)[at];
+        if (id >= lo && id < hi) sum += bench_weights(r, table)[at] * bench_factor(id);
+    }
+    return sum;
+}
+
+/* The expert's passes and the sums of as many rows as this rank's own tokens cause in all: the mean load of a rank. by_rows: a
+ * pass for each (token, expert), then the weighted sum for each (token, rank); else one pass for each (token, rank), as a fused
+ * expert layer leaves it. */
+static int arithmetic(bench_rank_t *r, bench_variant_t *v, int table, int by_rows) {
+    bound_t *b = v->state;
+    size_t h = (size_t)r->job->hidden;
     int w = r->run->n_ranks;
-    for (size_t t = 0; t < (size_t)j->n_tokens; t++) {
-        const uint16_t *partial[BENCH_MAX_RANKS];
-        int n_partial = 0;
-        for (size_t k = 0; k < k_max; k++)
-            bench_expert_row(b->y + (t * k_max + k) * h, b->x + t * h, bench_factor(ids[t * k_max + k]), h);
+    for (size_t t = 0; t < (size_t)r->job->n_tokens; t++) {
+        const uint16_t *partial[BENCH_MAX_RANKS], *rows[EPX_MAX_TOP_K];
+        float weights[EPX_MAX_TOP_K], factor;
+        int n_partial = 0, n;
         for (int owner = 0; owner < w; owner++) {
-            float weights[EPX_MAX_TOP_K];
-            int n = 0, lo = bench_first_expert(j, w, owner), hi = bench_first_expert(j, w, owner + 1);
-            for (size_t k = 0; k < k_max; k++) {
-                if (ids[t * k_max + k] < lo || ids[t * k_max + k] >= hi) continue;
-                weights[n] = bench_weights(r, table)[t * k_max + k];
-                rows[n++] = b->y + (t * k_max + k) * h;
-            }
-            if (n == 0) continue;
-            partial[n_partial] = b->back + (t * (size_t)w + (size_t)owner) * h;
-            bench_sum_rows(b->back + (t * (size_t)w + (size_t)owner) * h, rows, weights, n, h);
-            n_partial++;
+            uint16_t *out = b->back + (t * (size_t)w + (size_t)owner) * h;
+            if (by_rows && (n = expert_rows(r, b, table, t, owner, rows, weights)) > 0) bench_sum_rows(out, rows, weights, n, h);
+            else if (!by_rows && (factor = factor_at(r, table, t, owner)) > 0) bench_expert_row(out, b->x + t * h, factor, h);
+            else continue;
+            partial[n_partial++] = out;
         }
         bench_sum_rows(b->to + t * h, partial, NULL, n_partial, h);
     }
     return 0;
 }
+
+static int step_arithmetic(bench_rank_t *r, bench_variant_t *v, int table) { return arithmetic(r, v, table, 0); }
+static int step_arithmetic_rows(bench_rank_t *r, bench_variant_t *v, int table) { return arithmetic(r, v, table, 1); }
 
 static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step)(bench_rank_t *, bench_variant_t *, int)) {
     size_t row = (size_t)r->job->hidden * sizeof(uint16_t), t = (size_t)r->job->n_tokens, w = (size_t)r->run->n_ranks;
@@ -117,10 +142,10 @@ static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step
     if (!b) return bench_fail(r->run, "rank %d: no memory", r->rank);
     v->state = b;
     v->close = close_bound;
-    b->x = malloc(t * row);
-    b->to = malloc(t * row);
-    b->back = malloc(t * row * w);
-    b->y = malloc(t * row * (size_t)r->job->top_k);
+    b->x = bench_alloc_rows(t * row);
+    b->to = bench_alloc_rows(t * row);
+    b->back = bench_alloc_rows(t * row * w);
+    b->y = bench_alloc_rows(t * row * (size_t)r->job->top_k);
     if (!b->x || !b->to || !b->back || !b->y) return bench_fail(r->run, "rank %d: no memory for the bounds", r->rank);
     for (int i = 0; i < BENCH_TABLES; i++) (void)bench_remote_rows(r, i, b->counts[i]);
     v->x = b->x;
@@ -133,7 +158,9 @@ static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step
 int bench_add_bounds(bench_rank_t *r, bench_variant_t *v, int n) {
     for (int i = 0; i < BENCH_MAX_RANKS; i++) memset(r->run->flags[r->rank][i], 0, sizeof r->run->flags[0][0]);
     if (bench_barrier(r)) return -1;
-    if (add(r, &v[n++], "arithmetic", step_arithmetic) || add(r, &v[n++], "memcpy", step_memcpy)) return -1;
+    if (add(r, &v[n++], "arithmetic", step_arithmetic) || add(r, &v[n++], "arithmetic rows", step_arithmetic_rows) ||
+        add(r, &v[n++], "memcpy", step_memcpy))
+        return -1;
     if (r->run->n_ranks > 1 && add(r, &v[n++], "process copy", step_copy)) return -1;
     return n;
 }

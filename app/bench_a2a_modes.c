@@ -1,5 +1,6 @@
 /* The library's ways to exchange, as variants of the bench: backend x combine x layout x input x dtype. Each step is one whole
- * epx_dispatch + expert + epx_combine with all its checks. The expert multiplies each row it was sent by its factor. */
+ * epx_dispatch + expert + epx_combine with all its checks. The expert multiplies each row it was sent by its factor; with layout
+ * "fused" it makes one pass a (token, rank) and writes the weighted sum in place. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 typedef struct {
     epx_plan_t *plan;
     epx_io_t dispatch, combine;
-    int registered, major, fp8, first_expert, n_local, row_cap;
+    int registered, major, fused, fp8, first_expert, n_local, row_cap;
     uint16_t *x, *y, *out;
     char *rows; /* expert-major rows in wire form */
     float *scales;
@@ -39,6 +40,27 @@ static void experts_of_lists(const ours_t *o, const epx_lists_t *l, size_t h) {
     }
 }
 
+/* One pass a (token, rank): the sum of weight * factor is the expert, its rows go straight where combine sums them. */
+static int experts_fused(const bench_rank_t *r, const ours_t *o, const epx_lists_t *l, size_t h) {
+    epx_partials_t at = {.size = sizeof at};
+    size_t k_max = (size_t)r->job->top_k;
+    if (epx_plan_partials(o->plan, 0, &at) < 0) return -1;
+    for (int i = 1; i <= at.n_ranks; i++) {
+        int src = (r->rank + i) % at.n_ranks; /* own tokens last: peers wait for theirs */
+        for (size_t t = 0; t < at.n_tokens[src]; t++) {
+            float factor = 0;
+            for (size_t p = t * k_max; p < (t + 1) * k_max; p++)
+                if (at.rows[src][p] >= 0) factor += at.weights[src][p] * bench_factor(at.ids[src][p]);
+            if (factor == 0) continue; /* no expert of it is here: weights are positive */
+            uint16_t *out = (uint16_t *)(void *)((char *)at.sums[src] + t * at.sum_stride_bytes);
+            const char *row = (const char *)l->row_base[src] + t * l->row_stride_bytes;
+            if (o->fp8) widen_fp8(out, (const uint8_t *)row, l->scale_base[src] + t * l->scale_stride, factor, h);
+            else bench_expert_row(out, (const uint16_t *)(const void *)row, factor, h);
+        }
+    }
+    return 0;
+}
+
 static void experts_of_major(const ours_t *o, size_t h) {
     size_t row_bytes = h * (o->fp8 ? 1 : 2), n_scales = (h + 127) / 128;
     for (int e = 0; e < o->n_local; e++) {
@@ -58,6 +80,7 @@ static int step(bench_rank_t *r, bench_variant_t *v, int table) {
     epx_status_t s = epx_dispatch(o->plan, &o->dispatch);
     if (s >= 0 && !o->major) s = epx_plan_lists(o->plan, 0, &lists);
     if (s >= 0 && o->major) experts_of_major(o, h);
+    else if (s >= 0 && o->fused) s = experts_fused(r, o, &lists, h) < 0 ? EPX_ERR_UNSUPPORTED : EPX_OK;
     else if (s >= 0) experts_of_lists(o, &lists, h);
     if (s >= 0) s = epx_combine(o->plan, &o->combine);
     return s < 0 ? bench_fail(r->run, "rank %d: %s: %s", r->rank, v->about.name, epx_last_error()) : 0;
@@ -84,11 +107,11 @@ static void close_ours(bench_variant_t *v) {
 static int take_memory(bench_rank_t *r, ours_t *o, size_t h) {
     size_t t = (size_t)r->job->n_tokens, k = (size_t)r->job->top_k, el = (size_t)o->n_local, w = (size_t)r->run->n_ranks;
     size_t per = k < el ? k : el, n_rows = o->major ? el * (size_t)o->row_cap : w * t * per;
-    o->y = malloc(n_rows * h * sizeof *o->y);
-    o->out = malloc(t * h * sizeof *o->out);
+    o->y = bench_alloc_rows(n_rows * h * sizeof *o->y);
+    o->out = bench_alloc_rows(t * h * sizeof *o->out);
     o->counts = malloc(el * sizeof *o->counts + 64);
-    if (!o->registered) o->x = aligned_alloc(64, (t * h * sizeof *o->x + 63) / 64 * 64);
-    if (o->major) o->rows = malloc(n_rows * h * (o->fp8 ? 1 : 2));
+    if (!o->registered) o->x = bench_alloc_rows(t * h * sizeof *o->x);
+    if (o->major) o->rows = bench_alloc_rows(n_rows * h * (o->fp8 ? 1 : 2));
     o->scales = malloc((o->major ? n_rows : 1) * ((h + 127) / 128) * sizeof *o->scales);
     return o->y && o->out && o->counts && o->x && o->scales && (!o->major || o->rows) ? 0 : -1;
 }
@@ -115,6 +138,7 @@ static int open_ours(bench_rank_t *r, bench_variant_t *v) {
     v->state = o;
     v->close = close_ours;
     o->major = strcmp(a->layout, "expert-major") == 0;
+    o->fused = strcmp(a->layout, "fused") == 0;
     o->fp8 = strcmp(a->dtype, "fp8") == 0;
     o->registered = strcmp(a->input, "registered") == 0;
     o->first_expert = bench_first_expert(r->job, r->run->n_ranks, r->rank);
@@ -137,7 +161,7 @@ static int open_ours(bench_rank_t *r, bench_variant_t *v) {
     o->dispatch.out_scale = o->fp8 && o->major ? o->scales : NULL;
     o->dispatch.out_counts = o->counts;
     epx_io_init(&o->combine);
-    o->combine.x = o->y;
+    o->combine.x = o->fused ? NULL : o->y;
     o->combine.out_x = v->out = o->out;
     v->step = step;
     v->wire = wire;
@@ -172,6 +196,7 @@ static int combination(const bench_run_t *run, int i, bench_result_t *a) {
 
 int bench_add_ours(bench_rank_t *r, bench_variant_t *v, int n) {
     for (int i = 0; combination(r->run, i, &v[n].about); i++) {
+        if (strcmp(v[n].about.layout, "fused") == 0 && strcmp(v[n].about.combine, "exact") == 0) continue; /* no such thing */
         if (n + 12 >= BENCH_MAX_VARIANTS) return bench_fail(r->run, "more than %d modes", BENCH_MAX_VARIANTS - 12);
         v[n].about.kind = BENCH_OURS;
         if (open_ours(r, &v[n])) return -1;

@@ -63,7 +63,30 @@ static void text_field(FILE *out, const char *name, const char *value) {
     else fprintf(out, "\"%s\":null,", name);
 }
 
-void bench_print_json(const bench_run_t *run, int job, FILE *out) {
+/* The arithmetic that a variant does: one pass a (token, rank), or one a (token, expert). */
+static double arithmetic_of(const bench_run_t *run, int job, const bench_result_t *r) {
+    int by_rows = r->kind == BENCH_OURS && strcmp(r->layout, "fused") != 0;
+    return p50_of(run, job, by_rows ? "arithmetic rows" : "arithmetic");
+}
+
+/* The all-gather + reduce-scatter to compare with: the peer's, or the library's own in the same mode. 0: not in this run. */
+static double gather_of(const bench_run_t *run, int job, const bench_result_t *r) {
+    double us = p50_of(run, job, "MPI AG + RS");
+    for (int i = 0; us == 0 && r->kind == BENCH_OURS && i < run->n_results[job]; i++) {
+        const bench_result_t *c = &run->results[job][i];
+        if (strcmp(c->backend, "collective") == 0 && strcmp(c->combine, r->combine) == 0 && strcmp(c->layout, r->layout) == 0 &&
+            strcmp(c->input, r->input) == 0 && strcmp(c->dtype, r->dtype) == 0)
+            us = c->us_p50;
+    }
+    return us;
+}
+
+static void ratio_field(FILE *out, const char *name, double other, const bench_result_t *r) {
+    if (other > 0) fprintf(out, "\"%s\":%.3f,", name, other / r->us_p50);
+    else fprintf(out, "\"%s\":null,", name);
+}
+
+void bench_print_json(const bench_run_t *run, int job, const char *peers, FILE *out) {
     const bench_job_t *j = &run->jobs[job];
     const bench_result_t *peer = best_peer(run, job);
     char device[128];
@@ -87,7 +110,11 @@ void bench_print_json(const bench_run_t *run, int job, FILE *out) {
         fprintf(out, "\"logical_bytes\":%llu,\"wire_bytes\":%llu,", (unsigned long long)j->logical_bytes,
                 (unsigned long long)r->wire_bytes);
         fprintf(out, "\"floor_us\":%.3f,\"floor_ratio\":%.3f,\"memcpy_ratio\":%.3f,\"arithmetic_us\":%.3f,", bound,
-                bound / r->us_p50, p50_of(run, job, "memcpy") / r->us_p50, p50_of(run, job, "arithmetic"));
+                bound / r->us_p50, p50_of(run, job, "memcpy") / r->us_p50, arithmetic_of(run, job, r));
+        ratio_field(out, "best_peer_ratio", peer ? peer->us_p50 : 0, r);
+        ratio_field(out, "gather_ratio", gather_of(run, job, r), r);
+        ratio_field(out, "row_per_expert_ratio", p50_of(run, job, "MPI_Alltoallv per expert"), r);
+        fprintf(out, "\"peers\":\"%s\",", peers);
         if (peer) fprintf(out, "\"best_peer\":\"%s\",\"best_peer_us\":%.3f,", peer->name, peer->us_p50);
         else fprintf(out, "\"best_peer\":null,\"best_peer_us\":null,");
         fprintf(out, "\"flag_ns\":[%d,%d],\"quiet\":%s,\"comparable\":%s}\n", j->flag_ns_before, j->flag_ns_after,

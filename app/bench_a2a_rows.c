@@ -2,29 +2,48 @@
  * the library has its own. Pure. */
 #include "app/bench_a2a_rows.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "app/bench_a2a.h"
 
 enum { AHEAD_BYTES = 512 };
 
-typedef void (*sum_fn_t)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n);
+typedef struct {
+    void (*sum)(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n);
+    void (*scale)(float *out, const uint16_t *x, float factor, size_t n);
+    void (*round)(uint16_t *out, const float *x, size_t n);
+} set_t;
 
-static sum_fn_t choose(void) {
+#define SET(name) \
+    { bench_sum_rows_##name, bench_scale_row_##name, bench_round_row_##name }
+
+static const set_t *choose(void) {
+    static const set_t scalar = SET(scalar);
 #ifdef BENCH_ROWS_X86
+    static const set_t avx2 = SET(avx2), avx512 = SET(avx512);
     int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (fma && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return bench_sum_rows_avx512;
-    if (fma) return bench_sum_rows_avx2;
+        return &avx512;
+    if (fma) return &avx2;
 #endif
-    return bench_sum_rows_scalar;
+    return &scalar;
 }
 
-void bench_sum_rows(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n) {
-    static sum_fn_t sum; /* one thread a rank, ranks are processes */
-    if (!sum) sum = choose();
-    sum(out, rows, weights, n_rows, n);
+static const set_t *set(void) {
+    static const set_t *chosen; /* one thread a rank, ranks are processes */
+    if (!chosen) chosen = choose();
+    return chosen;
 }
+
+void *bench_alloc_rows(size_t n_bytes) { return aligned_alloc(64, (n_bytes + 64) / 64 * 64); }
+
+void bench_sum_rows(uint16_t *out, const uint16_t *const *rows, const float *weights, int n_rows, size_t n) {
+    set()->sum(out, rows, weights, n_rows, n);
+}
+
+void bench_scale_row(float *out, const uint16_t *x, float factor, size_t n) { set()->scale(out, x, factor, n); }
+void bench_round_row(uint16_t *out, const float *x, size_t n) { set()->round(out, x, n); }
 
 void bench_expert_row(uint16_t *y, const uint16_t *x, float factor, size_t n) { bench_sum_rows(y, &x, &factor, 1, n); }
 

@@ -7,6 +7,8 @@
 #define EPX_LIKELY(x) __builtin_expect(!!(x), 1)
 #define EPX_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define EPX_PREFETCH_R(p) __builtin_prefetch((p), 0, 3)
+#define EPX_PREFETCH_R2(p) \
+    __builtin_prefetch((p), 0, 2) /* into the second level only: does not take up the first's few buffers */
 #define EPX_UNUSED __attribute__((unused))
 #define EPX_ALIGNED(n) __attribute__((aligned(n)))
 #define EPX_NOINLINE __attribute__((noinline))

@@ -1,32 +1,17 @@
-/* Peers of `epx bench a2a`: the same exchange written with MPI_Alltoallv, as variants of the same run. Usage: mpirun -n W
- * mpi_alltoallv RUN_FILE (started by `epx bench a2a --peers mpi`).
- * "MPI per expert": counts, then one row for each (token, expert), one row back for each, K rows summed at the source.
- * "MPI per rank": one row and the routing for each (token, rank), one partial sum back; own rows stay where they are.
- * The expert and the sums are the same loops as for the library's variants; packing and counting are inside the time. */
+/* Peers of `epx bench a2a`: the same exchange written with MPI, as variants of the same run. Usage: mpirun -n W mpi_peers
+ * RUN_FILE (started by `epx bench a2a --peers mpi`, mpi-ucx or mpich). Here: MPI_Alltoallv. "per expert": counts, then one row
+ * for each (token, expert), one row back for each, K rows summed at the source. "per rank": one row and the routing for each
+ * (token, rank), one partial sum back. "own rows stay": the same, but rows for the own rank are read where they are. Packing and
+ * counting are inside the time. For "per rank" the expert makes one pass a (token, rank), as for the library's fused variants. */
+#include "bench/peers/mpi_peers.h"
+
 #include <fcntl.h>
-#include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "app/bench_a2a.h"
-#include "base/half.h"
-
-typedef struct {
-    int32_t expert;
-    float weight;
-} place_t;
-
-/* Buffers of both variants; rows are in rank order on both sides. */
-typedef struct {
-    uint16_t *x, *out, *send, *recv, *y, *back;
-    int *send_row_of;
-    place_t *send_meta, *recv_meta;
-    int n_send[BENCH_MAX_RANKS], n_recv[BENCH_MAX_RANKS];
-} mpi_t;
-
-static void close_mpi(bench_variant_t *v) {
+void mpi_close(bench_variant_t *v) {
     mpi_t *m = v->state;
     free(m->x);
     free(m->out);
@@ -37,6 +22,8 @@ static void close_mpi(bench_variant_t *v) {
     free(m->send_row_of);
     free(m->send_meta);
     free(m->recv_meta);
+    free(m->sums);
+    free(m->factors);
     free(m);
 }
 
@@ -113,8 +100,8 @@ static int step_expert(bench_rank_t *r, bench_variant_t *v, int table) {
 
 /* ---- one row for each (token, rank) ---- */
 
-/* Rows and routing for the other ranks; own tokens go into the own part of the routing only. n_send: rows to others. */
-static void pack_ranks(bench_rank_t *r, mpi_t *m, int table) {
+/* Rows and routing for the ranks; with own_stay not for the own one. n_send: their numbers. */
+static void pack_ranks(bench_rank_t *r, mpi_t *m, int table, int own_stay) {
     const bench_job_t *j = r->job;
     const int32_t *ids = bench_ids(r, table);
     const float *weights = bench_weights(r, table);
@@ -122,7 +109,7 @@ static void pack_ranks(bench_rank_t *r, mpi_t *m, int table) {
     int n = 0, w = r->run->n_ranks;
     for (int to = 0; to < w; to++) {
         int lo = bench_first_expert(j, w, to), hi = bench_first_expert(j, w, to + 1), from = n;
-        for (size_t t = 0; to != r->rank && t < (size_t)j->n_tokens; t++) {
+        for (size_t t = 0; !(own_stay && to == r->rank) && t < (size_t)j->n_tokens; t++) {
             place_t *meta = m->send_meta + (size_t)n * k_max;
             size_t used = 0;
             for (size_t k = 0; k < k_max; k++)
@@ -137,65 +124,57 @@ static void pack_ranks(bench_rank_t *r, mpi_t *m, int table) {
     }
 }
 
-/* The weighted sum of a row's experts here. */
-static void partial(mpi_t *m, const bench_job_t *j, const uint16_t *x, const place_t *meta, uint16_t *out) {
-    const uint16_t *rows[EPX_MAX_TOP_K];
-    float weights[EPX_MAX_TOP_K];
-    size_t h = (size_t)j->hidden;
-    int n = 0;
-    for (int k = 0; k < j->top_k && meta[k].expert >= 0; k++) {
-        bench_expert_row(m->y + (size_t)n * h, x, bench_factor(meta[k].expert), h);
-        weights[n] = meta[k].weight;
-        rows[n] = m->y + (size_t)n * h;
-        n++;
-    }
-    bench_sum_rows(out, rows, weights, n, h);
-}
-
-/* Own experts of an own token, into meta; how many. */
-static int own_places(bench_rank_t *r, int table, size_t t, place_t *meta) {
+float mpi_own_factor(bench_rank_t *r, int table, size_t t) {
     const bench_job_t *j = r->job;
-    int w = r->run->n_ranks, lo = bench_first_expert(j, w, r->rank), hi = bench_first_expert(j, w, r->rank + 1), n = 0;
-    for (int k = 0; k < j->top_k; k++) {
-        size_t at = t * (size_t)j->top_k + (size_t)k;
+    int w = r->run->n_ranks, lo = bench_first_expert(j, w, r->rank), hi = bench_first_expert(j, w, r->rank + 1);
+    float sum = 0;
+    for (size_t at = t * (size_t)j->top_k; at < (t + 1) * (size_t)j->top_k; at++) {
         int32_t id = bench_ids(r, table)[at];
-        if (id >= lo && id < hi) meta[n++] = (place_t){id, bench_weights(r, table)[at]};
+        if (id >= lo && id < hi) sum += bench_weights(r, table)[at] * bench_factor(id);
     }
-    if (n < j->top_k) meta[n].expert = -1;
-    return n;
+    return sum;
 }
 
-static int step_rank(bench_rank_t *r, bench_variant_t *v, int table) {
-    mpi_t *m = v->state;
+float mpi_factor(const place_t *meta, int top_k) {
+    float sum = 0;
+    for (int k = 0; k < top_k && meta[k].expert >= 0; k++) sum += meta[k].weight * bench_factor(meta[k].expert);
+    return sum;
+}
+
+static int exchange_ranks(bench_rank_t *r, mpi_t *m, int table, int own_stay) {
     const bench_job_t *j = r->job;
     int w = r->run->n_ranks, n_recv = 0;
     size_t h = (size_t)j->hidden, k_max = (size_t)j->top_k, t_max = (size_t)j->n_tokens;
     uint16_t *own = m->recv + t_max * (size_t)w * h; /* partial sum of an own token; the buffer has a row more */
-    pack_ranks(r, m, table);
+    pack_ranks(r, m, table, own_stay);
     MPI_Alltoall(m->n_send, 1, MPI_INT, m->n_recv, 1, MPI_INT, MPI_COMM_WORLD);
     alltoallv(m->send_meta, m->n_send, m->recv_meta, m->n_recv, j->top_k * (int)sizeof(place_t), MPI_BYTE, w);
     alltoallv(m->send, m->n_send, m->recv, m->n_recv, j->hidden, MPI_UINT16_T, w);
     for (int i = 0; i < w; i++) n_recv += m->n_recv[i];
     uint16_t *partials = m->send + t_max * (size_t)w * h;
     for (int i = 0; i < n_recv; i++)
-        partial(m, j, m->recv + (size_t)i * h, m->recv_meta + (size_t)i * k_max, partials + (size_t)i * h);
+        bench_expert_row(partials + (size_t)i * h, m->recv + (size_t)i * h,
+                         mpi_factor(m->recv_meta + (size_t)i * k_max, j->top_k), h);
     alltoallv(partials, m->n_recv, m->back, m->n_send, j->hidden, MPI_UINT16_T, w);
     for (size_t t = 0; t < t_max; t++) {
         const uint16_t *rows[BENCH_MAX_RANKS];
-        place_t meta[EPX_MAX_TOP_K];
         int n = 0;
         for (int i = 0; i < w; i++) {
-            int row = i == r->rank ? -1 : m->send_row_of[t * (size_t)w + (size_t)i];
+            int row = own_stay && i == r->rank ? -1 : m->send_row_of[t * (size_t)w + (size_t)i];
             if (row >= 0) rows[n++] = m->back + (size_t)row * h;
         }
-        if (own_places(r, table, t, meta)) {
-            partial(m, j, m->x + t * h, meta, own);
+        float factor = own_stay ? mpi_own_factor(r, table, t) : 0;
+        if (factor > 0) {
+            bench_expert_row(own, m->x + t * h, factor, h);
             rows[n++] = own;
         }
         bench_sum_rows(m->out + t * h, rows, NULL, n, h);
     }
     return 0;
 }
+
+static int step_rank(bench_rank_t *r, bench_variant_t *v, int table) { return exchange_ranks(r, v->state, table, 0); }
+static int step_own(bench_rank_t *r, bench_variant_t *v, int table) { return exchange_ranks(r, v->state, table, 1); }
 
 static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step)(bench_rank_t *, bench_variant_t *, int)) {
     const bench_job_t *j = r->job;
@@ -204,13 +183,13 @@ static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step
     mpi_t *m = calloc(1, sizeof *m);
     if (!m) return bench_fail(r->run, "rank %d: no memory", r->rank);
     v->state = m;
-    v->close = close_mpi;
-    m->x = malloc(t * h * 2);
-    m->out = malloc(t * h * 2);
-    m->send = malloc(n * h * 2);
-    m->recv = malloc(n * h * 2);
-    m->y = malloc((step == step_expert ? n : k) * h * 2);
-    m->back = malloc(n * h * 2);
+    v->close = mpi_close;
+    m->x = bench_alloc_rows(t * h * 2);
+    m->out = bench_alloc_rows(t * h * 2);
+    m->send = bench_alloc_rows(n * h * 2);
+    m->recv = bench_alloc_rows(n * h * 2);
+    m->y = bench_alloc_rows((step == step_expert ? n : k) * h * 2);
+    m->back = bench_alloc_rows(n * h * 2);
     m->send_row_of = malloc(t * (w + k) * sizeof *m->send_row_of);
     m->send_meta = malloc(t * w * k * sizeof *m->send_meta);
     m->recv_meta = malloc(t * w * k * sizeof *m->recv_meta);
@@ -225,16 +204,17 @@ static int add(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step
 }
 
 static int add_peers(bench_rank_t *r, bench_variant_t *v, int n) {
-    if (add(r, &v[n++], "MPI_Alltoallv per expert", step_expert) || add(r, &v[n++], "MPI_Alltoallv per rank", step_rank))
+    if (add(r, &v[n++], "MPI_Alltoallv per expert", step_expert) || add(r, &v[n++], "MPI_Alltoallv per rank", step_rank) ||
+        add(r, &v[n++], "MPI_Alltoallv own rows stay", step_own))
         return -1;
-    return n;
+    return mpi_add_messages(r, v, n);
 }
 
 int main(int argc, char **argv) {
     int rank = 0, fd = argc == 2 ? open(argv[1], O_RDWR | O_CLOEXEC) : -1, rc;
     bench_run_t *run = fd < 0 ? NULL : bench_run_map(fd, 0);
     if (!run) {
-        fprintf(stderr, "usage: mpi_alltoallv RUN_FILE (of epx bench a2a)\n");
+        fprintf(stderr, "usage: mpi_peers RUN_FILE (of epx bench a2a)\n");
         return 2;
     }
     MPI_Init(&argc, &argv);

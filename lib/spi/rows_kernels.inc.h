@@ -128,7 +128,7 @@ static void quantise(uint8_t *codes, float *scale, const float *src, size_t n, e
 /* ---- sums that stay in registers: the same operations on each element, in the same order, as fma_row() (weight 1 is a plain
  * addition), add_row() and narrow(). Rows are asked for 512 bytes ahead (measured, docs/protocol.md), and so is the slot. ---- */
 
-enum { AHEAD_BYTES = 512 };
+enum { AHEAD_BYTES = 512, NEAR_BYTES = 256, FAR_BYTES = 2048 };
 
 static inline float term_weight(const epx_row_term_t *t, int weighted) { return weighted ? t->weight : 1.0f; }
 
@@ -149,7 +149,8 @@ static void sum_bf16(void *dst, const epx_row_term_t *terms, int n_terms, const 
         EPX_PREFETCH_W((char *)(d + i) + AHEAD_BYTES);
         for (int t = 0; t < n_terms; t++) {
             const char *row = (const char *)terms[t].row + 2 * i;
-            EPX_PREFETCH_R(row + AHEAD_BYTES);
+            EPX_PREFETCH_R2(row + FAR_BYTES);
+            EPX_PREFETCH_R(row + NEAR_BYTES);
             epx_wide_fma(&acc, term_weight(&terms[t], weighted), row);
         }
         if (add != NULL) epx_wide_fma(&acc, 1.0f, (const char *)add + 2 * i);
