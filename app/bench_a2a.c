@@ -20,7 +20,7 @@
 typedef struct {
     int help;
     int64_t ranks, blocks, block_ms, seed;
-    const char *device, *shapes, *tokens, *skews, *backends, *combines, *layouts, *inputs, *dtypes, *peers, *json, *svg;
+    const char *device, *shapes, *tokens, *skews, *backends, *combines, *layouts, *inputs, *dtypes, *peers, *json, *svg, *tune;
 } settings_t;
 
 #define AT(field) offsetof(settings_t, field)
@@ -55,6 +55,8 @@ static const epx_option_t options[] = {
     {"json", NULL, EPX_OPTION_TEXT, AT(json), 0, -1, NULL, NULL, 1, "FILE",
      "Write one JSON object a line for each variant; - for standard output (the table then goes to standard error)."},
     {"svg", NULL, EPX_OPTION_TEXT, AT(svg), 0, -1, NULL, NULL, 1, "FILE", "Draw time against tokens."},
+    {"tune", NULL, EPX_OPTION_TEXT, AT(tune), 0, -1, NULL, NULL, 1, "FILE",
+     "Write which backend was faster for each shape and token count, as EPX_A2A_TABLE wants it. Needs both backends."},
     {"help", NULL, EPX_OPTION_FLAG, AT(help), 0, -1, NULL, NULL, 1, NULL, "Print this text."},
 };
 static const char *const commands[] = {"epx bench a2a", NULL};
@@ -279,6 +281,7 @@ static int output(const settings_t *o, const bench_run_t *run, const char *peers
         (void)epx_fail_errno(EPX_ERR_OS, errno, "%s", o->json);
         return epx_print_error();
     }
+    if (o->tune && bench_write_tune(run, o->tune) < 0) return epx_print_error();
     return o->svg && bench_write_svg(run, o->svg) < 0 ? epx_print_error() : 0;
 }
 

@@ -161,6 +161,9 @@ const bench_result_t *bench_find(const bench_run_t *run, int job, const char *na
 void bench_print_json(const bench_run_t *run, int job, const char *peers, FILE *out);
 /* A table for people. */
 void bench_print_table(const bench_run_t *run, int job, FILE *out);
+/* "W ROW_BYTES TOKENS BACKEND" a job: collective where it is more than 3 % faster in every mode of the run, else onesided. 0, or
+ * -1 with a message. */
+int bench_write_tune(const bench_run_t *run, const char *path);
 /* Time against tokens, a panel for each shape and skew. 0, or -1 with a message. */
 int bench_write_svg(const bench_run_t *run, const char *path);
 

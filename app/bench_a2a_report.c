@@ -1,5 +1,6 @@
 /* Output of the exchange bench: JSON lines, a table, an SVG. Reads the finished run only. */
 #include <epx_commit.h> /* made by the build */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -139,6 +140,37 @@ void bench_print_table(const bench_run_t *run, int job, FILE *out) {
         else fprintf(out, " %9s", "");
         fprintf(out, "%s\n", r->quiet ? "" : "  disturbed");
     }
+}
+
+/* ---- crossover table ---- */
+
+/* The largest time of collective over that of onesided among the modes of a job; 0: the run has not both. */
+static double worst_ratio(const bench_run_t *run, int job) {
+    double worst = 0;
+    for (int i = 0; i < run->n_results[job]; i++) {
+        const bench_result_t *r = &run->results[job][i];
+        char other[sizeof r->name + 16];
+        if (r->kind != BENCH_OURS || strcmp(r->backend, "onesided") != 0) continue;
+        snprintf(other, sizeof other, "collective%s", r->name + strlen("onesided"));
+        double us = p50_of(run, job, other);
+        if (us / r->us_p50 > worst) worst = us / r->us_p50;
+    }
+    return worst;
+}
+
+int bench_write_tune(const bench_run_t *run, const char *path) {
+    FILE *f = fopen(path, "w");
+    if (!f) return epx_fail_errno(EPX_ERR_OS, errno, "%s", path);
+    fprintf(f, "# W, bytes of a row on the wire, tokens a rank, backend; commit %s\n", EPX_COMMIT);
+    for (int i = 0; i < run->n_jobs; i++) {
+        const bench_job_t *j = &run->jobs[i];
+        double ratio = worst_ratio(run, i);
+        if (ratio == 0 || j->skew != BENCH_UNIFORM) continue;
+        fprintf(f, "%d %d %d %s # collective / onesided: at most %.2f%s\n", run->n_ranks, j->hidden * 2, j->n_tokens,
+                ratio < 0.97 ? "collective" : "onesided", ratio, same_core(j) ? ", on one physical core" : "");
+    }
+    if (fclose(f) != 0) return epx_fail_errno(EPX_ERR_OS, errno, "%s", path);
+    return 0;
 }
 
 /* ---- SVG ---- */

@@ -6,9 +6,11 @@
 #include "bench/peers/mpi_peers.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 void mpi_close(bench_variant_t *v) {
@@ -217,6 +219,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: mpi_peers RUN_FILE (of epx bench a2a)\n");
         return 2;
     }
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* ranks that wait for a lost peer would spin for ever */
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Barrier(MPI_COMM_WORLD);

@@ -70,7 +70,8 @@ static void sum_back(bench_rank_t *r, mpi_t *m, int table) {
         const uint16_t *rows[BENCH_MAX_RANKS];
         int n = 0;
         for (int i = 0; i < w; i++) {
-            if (i == r->rank || next[i] == m->n_send[i] || m->send_row_of[(size_t)i * t_max + (size_t)next[i]] != (int)t) continue;
+            if (i == r->rank || next[i] == m->n_send[i] || m->send_row_of[(size_t)i * t_max + (size_t)next[i]] != (int)t)
+                continue;
             rows[n++] = (const uint16_t *)(const void *)box(m->back, m, i) + (size_t)next[i]++ * h;
         }
         if (mpi_own_factor(r, table, t) > 0) rows[n++] = m->y + t * h;
@@ -144,8 +145,7 @@ static int step_gather(bench_rank_t *r, bench_variant_t *v, int table) {
 
 /* ---- set-up ---- */
 
-static mpi_t *make(bench_rank_t *r, bench_variant_t *v, const char *name,
-                   int (*step)(bench_rank_t *, bench_variant_t *, int)) {
+static mpi_t *make(bench_rank_t *r, bench_variant_t *v, const char *name, int (*step)(bench_rank_t *, bench_variant_t *, int)) {
     size_t rows = (size_t)r->job->n_tokens * (size_t)r->job->hidden;
     mpi_t *m = calloc(1, sizeof *m);
     if (!m) return NULL;

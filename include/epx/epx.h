@@ -189,7 +189,7 @@ typedef struct {
     int n_channels;      /* exchanges in flight (micro-batches), 1 .. 64; each has its own buffers */
     int n_blocks;        /* GPU blocks per kernel; 0: chosen */
     int renormalize;     /* masked peers: scale a token's remaining weights to the old sum; 0 or 1 */
-    const char *backend; /* "onesided", "collective", "ref"; NULL or "auto": chosen */
+    const char *backend; /* "onesided", "collective", "ref"; NULL or "auto": by a measured table, EPX_A2A_TABLE */
     uint64_t timeout_ns; /* of every wait; 0: 10 s */
     int debug;           /* 1: canaries between slab regions, checksums of rows; also by EPX_DEBUG=1 in the environment */
 } epx_plan_config_t;
@@ -230,6 +230,7 @@ typedef struct {
     size_t slab_bytes;          /* shared with peers, per rank */
     size_t private_bytes;       /* lists and tables, per rank */
     uint64_t epoch;             /* exchanges completed on channel 0 */
+    const char *backend_why;    /* why this backend: for people; borrowed until epx_plan_destroy() */
 } epx_plan_info_t;
 
 typedef struct {

@@ -7,10 +7,10 @@
 #include "spi/mutant.h"
 
 static const char *const names[EPX_CONFIG_FIELDS] = {
-    "max_tokens",        "hidden",      "top_k",      "n_experts",    "n_slots",       "slot_rank",   "slot_expert",
-    "placement_version", "token_dtype", "wire_dtype", "expert_dtype", "combine_dtype", "scale_block", "scale_format",
-    "scale_layout",      "layout",      "align",      "combine",      "replicate",     "n_channels",  "n_blocks",
-    "renormalize",       "backend",     "timeout_ns", "debug",
+    "max_tokens",        "hidden",      "top_k",      "n_experts",    "n_slots",        "slot_rank",   "slot_expert",
+    "placement_version", "token_dtype", "wire_dtype", "expert_dtype", "combine_dtype",  "scale_block", "scale_format",
+    "scale_layout",      "layout",      "align",      "combine",      "replicate",      "n_channels",  "n_blocks",
+    "renormalize",       "backend",     "timeout_ns", "debug",        "chosen backend",
 };
 
 /* FNV-1a, 64 bits. */
@@ -26,7 +26,7 @@ uint64_t epx_table_hash(const int *table, int n) {
     return table == NULL ? TABLE_DEFAULT : fnv(FNV_BASIS, table, (size_t)n * sizeof *table);
 }
 
-void epx_config_fields(const epx_plan_config_t *c, int with_tables, uint64_t f[EPX_CONFIG_FIELDS]) {
+void epx_config_fields(const epx_plan_config_t *c, int with_tables, const char *chosen, uint64_t f[EPX_CONFIG_FIELDS]) {
     const char *backend = c->backend == NULL ? "auto" : c->backend;
     int n_slots = c->n_slots == 0 ? c->n_experts : c->n_slots;
     uint64_t v[EPX_CONFIG_FIELDS] = {
@@ -55,8 +55,10 @@ void epx_config_fields(const epx_plan_config_t *c, int with_tables, uint64_t f[E
         0,
         c->timeout_ns,
         (uint64_t)epx_debug_wanted(c),
+        0,
     };
     strncpy((char *)&v[22], backend, sizeof v[22]); /* eight letters tell the built ones apart */
+    if (chosen != NULL) memcpy(&v[25], chosen, strnlen(chosen, sizeof v[25]));
     if (EPX_MUTANT(hash_skips_field)) v[2] = 0;
     memcpy(f, v, sizeof v);
 }
@@ -66,12 +68,20 @@ uint64_t epx_config_hash(const uint64_t f[EPX_CONFIG_FIELDS]) { return fnv(FNV_B
 static int is_table(int i) { return strcmp(names[i], "slot_rank") == 0 || strcmp(names[i], "slot_expert") == 0; }
 
 /* Do two ranks agree in field i, as far as it is known? */
-static int same(int i, uint64_t a, uint64_t b) { return a == b || (is_table(i) && (a == TABLE_UNREAD || b == TABLE_UNREAD)); }
+static int same(int i, uint64_t a, uint64_t b) {
+    int may_be_unknown = is_table(i) || i == EPX_CONFIG_FIELDS - 1; /* unknown (0): that rank has an error of its own to tell */
+    return a == b || (may_be_unknown && (a == TABLE_UNREAD || b == TABLE_UNREAD));
+}
 
 static epx_status_t mismatch(int i, const int rank[2], const uint64_t value[2]) {
     if (strcmp(names[i], "backend") == 0)
         return epx_fail(EPX_ERR_MISMATCH, "backend is \"%.8s\" on rank %d and \"%.8s\" on rank %d", (const char *)&value[0],
                         rank[0], (const char *)&value[1], rank[1]);
+    if (i == EPX_CONFIG_FIELDS - 1)
+        return epx_fail(EPX_ERR_MISMATCH,
+                        "backend \"auto\" is \"%.8s\" on rank %d and \"%.8s\" on rank %d: EPX_A2A_TABLE must be the same on all "
+                        "ranks",
+                        (const char *)&value[0], rank[0], (const char *)&value[1], rank[1]);
     if (is_table(i))
         return epx_fail(EPX_ERR_MISMATCH, "%s tables differ: hash %016" PRIx64 " on rank %d and %016" PRIx64 " on rank %d",
                         names[i], value[0], rank[0], value[1], rank[1]);

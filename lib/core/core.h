@@ -52,8 +52,15 @@ epx_status_t epx_select_check_names(const char *transports);
 epx_status_t epx_select_transport(const char *allowed, const epx_peer_t *peers, int n_ranks, const epx_transport_t **out);
 /* The device link for a group: the first allowed one that is available. EPX_ERR_UNSUPPORTED with the reason. */
 epx_status_t epx_select_device_link(const char *allowed, const epx_device_link_t **out);
-/* The backend: cfg->backend by name, or the best score that can run. Logs why others lost. net NULL: config only. */
-epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out);
+/* Which backend, and why: text for people. */
+typedef struct {
+    const epx_a2a_t *a2a;
+    char why[EPX_WHY_BYTES];
+} epx_choice_t;
+/* The backend for a normalised config: cfg->backend by name; with "auto" the one of the crossover table where all of n_ranks
+ * ranks are mapped (n_far 0) and it can run, else the best score that can run. Logs why others lost. net NULL: config only.
+ * Errors of epx_crossover(). */
+epx_status_t epx_select_a2a(const epx_net_t *net, int n_ranks, int n_far, const epx_plan_config_t *cfg, epx_choice_t *out);
 
 /* ---- validate.c ---- */
 
@@ -95,11 +102,11 @@ epx_status_t epx_group_agree(epx_group_t *g, epx_status_t mine, const char *what
 
 /* ---- config_hash.c ---- */
 
-enum { EPX_CONFIG_FIELDS = 25 };
+enum { EPX_CONFIG_FIELDS = 26 };
 _Static_assert(EPX_CONFIG_FIELDS * 8 + 8 <= EPX_GROUP_RECORD_BYTES, "the fields of a config travel in one record");
 /* Every field of a config as one number each, for comparing over ranks. with_tables 0: the two tables are not read, because
  * their length has not been checked. */
-void epx_config_fields(const epx_plan_config_t *cfg, int with_tables, uint64_t out_fields[EPX_CONFIG_FIELDS]);
+void epx_config_fields(const epx_plan_config_t *cfg, int with_tables, const char *chosen, uint64_t out_fields[EPX_CONFIG_FIELDS]);
 /* Hash of a table of n ints; 1 for NULL. */
 uint64_t epx_table_hash(const int *table, int n);
 uint64_t epx_config_hash(const uint64_t fields[EPX_CONFIG_FIELDS]);

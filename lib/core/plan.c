@@ -53,6 +53,7 @@ static void *take(arena_t *a, size_t n, size_t elem_bytes) {
 typedef struct {
     epx_slab_layout_t layout;
     const epx_a2a_t *a2a;
+    char why[EPX_WHY_BYTES];
     int n_local_max;
     size_t row_max, max_rows, backend_bytes, private_bytes;
     uint64_t device_slab_bytes, device_private_bytes;
@@ -154,13 +155,15 @@ static epx_status_t most_local(const epx_plan_config_t *c, int n_ranks, int *out
 }
 
 /* c: validated and normalised. */
-static epx_status_t measure(const where_t *at, const epx_plan_config_t *c, const epx_a2a_t *a2a, sizes_t *z) {
+static epx_status_t measure(const where_t *at, const epx_plan_config_t *c, const epx_choice_t *choice, sizes_t *z) {
+    const epx_a2a_t *a2a = choice->a2a;
     /* Rows that come in messages arrive in region D whatever the backend; on devices none do. */
     uint32_t regions = a2a->regions | (a2a->device == NULL && at->n_far > 0 ? EPX_REGION_D : 0);
     size_t rows = 0, places = 0, slots = 0, pad = 0;
     int n_ranks = at->n_ranks;
     memset(z, 0, sizeof *z);
     z->a2a = a2a;
+    memcpy(z->why, choice->why, sizeof z->why);
     EPX_TRY(epx_slab_layout(c, n_ranks, regions, &z->layout));
     EPX_TRY(most_local(c, n_ranks, &z->n_local_max));
     int per_token = c->top_k < z->n_local_max ? c->top_k : z->n_local_max;
@@ -193,11 +196,11 @@ static epx_status_t check_config_pointer(const epx_plan_config_t *cfg) {
 }
 
 static epx_status_t measure_for(const epx_group_t *g, const epx_plan_config_t *cfg, epx_plan_config_t *c, sizes_t *z) {
-    const epx_a2a_t *a2a;
-    EPX_TRY(g->link == NULL ? epx_validate_config(cfg, g->n_ranks, c) : epx_validate_device_config(cfg, g->n_ranks, c));
-    EPX_TRY(epx_select_a2a(g->net, c, &a2a));
+    epx_choice_t choice;
     where_t at = where_of(g);
-    return measure(&at, c, a2a, z);
+    EPX_TRY(g->link == NULL ? epx_validate_config(cfg, g->n_ranks, c) : epx_validate_device_config(cfg, g->n_ranks, c));
+    EPX_TRY(epx_select_a2a(g->net, at.n_ranks, at.n_far, c, &choice));
+    return measure(&at, c, &choice, z);
 }
 
 static size_t all_bytes(const sizes_t *z) {
@@ -207,15 +210,15 @@ static size_t all_bytes(const sizes_t *z) {
 epx_status_t epx_plan_bytes_hosts(const epx_plan_config_t *cfg, int n_ranks, int n_here, size_t *out_bytes) {
     where_t at = {NULL, n_ranks, n_ranks - n_here};
     epx_plan_config_t c;
-    const epx_a2a_t *a2a;
+    epx_choice_t choice;
     sizes_t z;
     EPX_TRY(check_config_pointer(cfg));
     if (out_bytes == NULL) return epx_fail(EPX_ERR_ARG, "out_bytes is NULL");
     EPX_TRY(epx_validate_config(cfg, n_ranks, &c));
     if (n_here < 1 || n_here > n_ranks)
         return epx_fail(EPX_ERR_ARG, "n_here is %d; legal: 1 to n_ranks %d, the ranks of one host", n_here, n_ranks);
-    EPX_TRY(epx_select_a2a(NULL, &c, &a2a));
-    EPX_TRY(measure(&at, &c, a2a, &z));
+    EPX_TRY(epx_select_a2a(NULL, at.n_ranks, at.n_far, &c, &choice));
+    EPX_TRY(measure(&at, &c, &choice, &z));
     *out_bytes = all_bytes(&z);
     return EPX_OK;
 }
@@ -261,6 +264,7 @@ static epx_status_t new_plan(epx_group_t *g, const epx_plan_config_t *c, const s
     carve(z, c, g->n_ranks, &a, &carved);
     *p = carved;
     p->a2a = z->a2a;
+    memcpy(p->why, z->why, sizeof p->why);
     p->group = g;
     p->net = g->net;
     p->cfg = *c;
@@ -312,11 +316,12 @@ static const uint64_t *fields_of(const void *ctx, int rank) {
 
 /* Ranks compare their configs; a rank's own error is more useful to it than the difference that it makes. cfg NULL: the rank has
  * none to give. */
-static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_status_t own, uint64_t *out_hash) {
+static epx_status_t compare(epx_group_t *g, const epx_plan_config_t *cfg, epx_status_t own, const char *chosen,
+                            uint64_t *out_hash) {
     config_record_t mine = {cfg != NULL, {0}};
     char own_message[512];
     snprintf(own_message, sizeof own_message, "%.*s", (int)sizeof own_message - 1, epx_last_error());
-    if (cfg != NULL) epx_config_fields(cfg, own >= 0, mine.fields);
+    if (cfg != NULL) epx_config_fields(cfg, own >= 0, chosen, mine.fields);
     *out_hash = epx_config_hash(mine.fields);
     epx_status_t s = epx_group_allgather(g, &mine, sizeof mine, g->records, g->timeout_ns);
     if (s >= 0) s = epx_config_compare(fields_of, g->records, g->n_ranks);
@@ -352,7 +357,7 @@ epx_status_t epx_plan_create(epx_group_t *g, const epx_plan_config_t *cfg, epx_p
     epx_status_t s = out_plan == NULL ? epx_fail(EPX_ERR_ARG, "out_plan is NULL") : check_config_pointer(cfg);
     const epx_plan_config_t *readable = s < 0 ? NULL : cfg;
     if (s >= 0) s = prepare(g, cfg, &c, &z);
-    EPX_TRY(epx_group_agree(g, compare(g, readable, s, &hash), "plan check"));
+    EPX_TRY(epx_group_agree(g, compare(g, readable, s, s < 0 ? NULL : z.a2a->name, &hash), "plan check"));
     s = new_plan(g, &c, &z, &p);
     if (s >= 0) s = take_slab(g, &z, p);
     if (s >= 0 && p->a2a->device != NULL) s = p->a2a->device->open(p, z.n_local_max);
@@ -383,6 +388,7 @@ epx_status_t epx_plan_info(const epx_plan_t *p, epx_plan_info_t *out_info) {
     if (out_info->size != sizeof *out_info)
         return epx_fail(EPX_ERR_ARG, "out_info->size is %u; legal: %zu", out_info->size, sizeof *out_info);
     out_info->backend = p->a2a->name;
+    out_info->backend_why = p->why;
     out_info->transport = p->net->device != NULL ? p->net->device->link->name : p->net->transport->name;
     const epx_placement_t *place = epx_plan_place(p, 0);
     out_info->layout = p->cfg.layout;

@@ -1,9 +1,11 @@
 /* Chooses transport and backend by capability and score. Pure but for log lines; the same answer on every rank. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/status.h"
 #include "core/core.h"
+#include "core/crossover.h"
 
 /* The next name of a comma separated list; *list moves on. 0 at the end. */
 static int next_name(const char **list, const char **out_name, size_t *out_len) {
@@ -112,16 +114,8 @@ static epx_status_t select_device_a2a(const epx_net_t *net, const epx_plan_confi
     return epx_fail(EPX_ERR_UNSUPPORTED, "backend %s is not built for groups on devices; built: onesided", cfg->backend);
 }
 
-epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, const epx_a2a_t **out) {
+static epx_status_t best_score(const epx_net_t *net, const epx_plan_config_t *cfg, epx_choice_t *out) {
     const epx_a2a_t *best = NULL, *a;
-    if (net != NULL && net->device != NULL) return select_device_a2a(net, cfg, out);
-    if (cfg->backend != NULL && strcmp(cfg->backend, "auto") != 0) {
-        a = epx_a2a_named(cfg->backend);
-        if (a == NULL) return epx_component_refuse("backend", cfg->backend, strlen(cfg->backend));
-        EPX_TRY(a->can(net, cfg));
-        *out = a;
-        return EPX_OK;
-    }
     for (int i = 0; (a = epx_a2a_at(i)) != NULL; i++) {
         if (a->can(net, cfg) < 0) epx_log(EPX_LOG_DEBUG, "backend %s not used: %s", a->name, epx_error_message());
         else if (best != NULL && a->score <= best->score)
@@ -129,6 +123,40 @@ epx_status_t epx_select_a2a(const epx_net_t *net, const epx_plan_config_t *cfg, 
         else best = a;
     }
     if (best == NULL) return epx_fail_context(EPX_ERR_UNSUPPORTED, "no backend can run this plan");
-    *out = best;
+    out->a2a = best;
+    snprintf(out->why, sizeof out->why, "first in order of those that can run");
+    return EPX_OK;
+}
+
+/* The measured choice, where it was measured: all ranks mapped. */
+static epx_status_t measured(const epx_net_t *net, int n_ranks, const epx_plan_config_t *cfg, epx_choice_t *out) {
+    epx_crossover_t c;
+    EPX_TRY(epx_crossover(n_ranks, (uint64_t)cfg->hidden * epx_dtype_bytes(cfg->wire_dtype), cfg->max_tokens, &c));
+    const epx_a2a_t *a = epx_a2a_named(c.backend);
+    if (a == NULL || a == out->a2a || a->can(net, cfg) < 0) {
+        if (a == out->a2a) snprintf(out->why, sizeof out->why, "%s", c.why);
+        return EPX_OK;
+    }
+    epx_log(EPX_LOG_DEBUG, "backend %s not used: %s is faster by the %s", out->a2a->name, a->name, c.why);
+    out->a2a = a;
+    snprintf(out->why, sizeof out->why, "%s", c.why);
+    return EPX_OK;
+}
+
+epx_status_t epx_select_a2a(const epx_net_t *net, int n_ranks, int n_far, const epx_plan_config_t *cfg, epx_choice_t *out) {
+    int any = cfg->backend == NULL || strcmp(cfg->backend, "auto") == 0;
+    epx_choice_t c = {NULL, "named in the config"};
+    if (net != NULL && net->device != NULL) {
+        EPX_TRY(select_device_a2a(net, cfg, &c.a2a));
+        if (any) snprintf(c.why, sizeof c.why, "the one for devices");
+    } else if (!any) {
+        c.a2a = epx_a2a_named(cfg->backend);
+        if (c.a2a == NULL) return epx_component_refuse("backend", cfg->backend, strlen(cfg->backend));
+        EPX_TRY(c.a2a->can(net, cfg));
+    } else {
+        EPX_TRY(best_score(net, cfg, &c));
+        if (n_far == 0) EPX_TRY(measured(net, n_ranks, cfg, &c));
+    }
+    *out = c;
     return EPX_OK;
 }

@@ -51,8 +51,11 @@ typedef struct {
     epx_routes_t routes;
 } epx_channel_t;
 
+enum { EPX_WHY_BYTES = 112 };
+
 struct epx_plan {
     const epx_a2a_t *a2a;
+    char why[EPX_WHY_BYTES];     /* why this backend */
     epx_group_t *group;          /* borrowed; for core */
     epx_net_t *net;              /* borrowed from the group */
     epx_slab_t *slab;            /* owned */
