@@ -45,7 +45,8 @@ class Io(ctypes.Structure):
 class PlanInfo(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("backend", c_char_p), ("transport", c_char_p), ("layout", c_int), ("n_local_experts", c_int),
                 ("placement_version", c_uint64), ("row_cap", c_int), ("max_rows", c_size_t), ("scale_words", c_size_t),
-                ("scale_gap", c_size_t), ("slab_bytes", c_size_t), ("private_bytes", c_size_t), ("epoch", c_uint64)]
+                ("scale_gap", c_size_t), ("slab_bytes", c_size_t), ("private_bytes", c_size_t), ("epoch", c_uint64),
+                ("backend_why", c_char_p)]
 
 
 class PlanStats(ctypes.Structure):

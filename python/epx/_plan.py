@@ -114,6 +114,7 @@ class PlanInfo:
     slab_bytes: int
     private_bytes: int
     epoch: int
+    backend_why: str
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ class Plan:
         library().epx_plan_info(self.handle(), byref(c))
         layout = ("lists", "expert_major", "contiguous")[c.layout]
         return PlanInfo(c.backend.decode(), c.transport.decode(), layout, c.n_local_experts, c.placement_version, c.row_cap, c.max_rows,
-                        c.scale_words, c.scale_gap, c.slab_bytes, c.private_bytes, c.epoch)
+                        c.scale_words, c.scale_gap, c.slab_bytes, c.private_bytes, c.epoch, c.backend_why.decode())
 
     def shape_info(self) -> PlanInfo:
         """info, asked once: for shapes, which change only with the placement."""
