@@ -4,11 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* llama-server knows max_completion_tokens not. */
 static const epx_api_t apis[] = {
-    {"sglang", EPX_API_NATIVE, "/generate", 30000},         {"sglang-native", EPX_API_NATIVE, "/generate", 30000},
-    {"sglang-oai", EPX_API_TEXT, "/v1/completions", 30000}, {"sglang-oai-chat", EPX_API_CHAT, "/v1/chat/completions", 30000},
-    {"vllm", EPX_API_TEXT, "/v1/completions", 8000},        {"vllm-chat", EPX_API_CHAT, "/v1/chat/completions", 8000},
-    {"lmdeploy", EPX_API_TEXT, "/v1/completions", 23333},   {"lmdeploy-chat", EPX_API_CHAT, "/v1/chat/completions", 23333},
+    {"sglang", EPX_API_NATIVE, "/generate", 30000, "max_new_tokens"},
+    {"sglang-native", EPX_API_NATIVE, "/generate", 30000, "max_new_tokens"},
+    {"sglang-oai", EPX_API_TEXT, "/v1/completions", 30000, "max_tokens"},
+    {"sglang-oai-chat", EPX_API_CHAT, "/v1/chat/completions", 30000, "max_completion_tokens"},
+    {"vllm", EPX_API_TEXT, "/v1/completions", 8000, "max_tokens"},
+    {"vllm-chat", EPX_API_CHAT, "/v1/chat/completions", 8000, "max_tokens"},
+    {"lmdeploy", EPX_API_TEXT, "/v1/completions", 23333, "max_tokens"},
+    {"lmdeploy-chat", EPX_API_CHAT, "/v1/chat/completions", 23333, "max_tokens"},
 };
 
 const epx_api_t *epx_api_of(const char *backend) {
@@ -46,7 +51,7 @@ static json_t *openai_body(const epx_ask_t *a, json_t *prompt) {
     json_t *o = json_pack("{s:s, s:f, s:b}", "model", a->model, "temperature", 0.0, "stream", a->stream);
     json_object_set_new(o, chat ? "messages" : "prompt",
                         chat ? json_pack("[{s:s, s:o}]", "role", "user", "content", prompt) : prompt);
-    json_object_set_new(o, chat ? "max_completion_tokens" : "max_tokens", json_integer(a->max_tokens));
+    json_object_set_new(o, a->api->max_tokens, json_integer(a->max_tokens));
     if (a->ignore_eos) json_object_set_new(o, "ignore_eos", json_true());
     if (a->stream) json_object_set_new(o, "stream_options", json_pack("{s:b}", "include_usage", 1));
     if (a->n_stop) json_object_set_new(o, "stop", stops_of(a));

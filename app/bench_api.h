@@ -17,7 +17,8 @@ typedef struct {
     const char *backend; /* SGLang's name */
     epx_api_kind_t kind;
     const char *path;
-    int port; /* where such a server listens unless told otherwise */
+    int port;               /* where such a server listens unless told otherwise */
+    const char *max_tokens; /* the field's name */
 } epx_api_t;
 
 /* NULL: no such backend. */

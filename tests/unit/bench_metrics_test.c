@@ -190,7 +190,12 @@ static void test_bodies(void **state) {
     a.api = epx_api_of("vllm-chat");
     a.extra = extra;
     expect_body(&a, "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"temperature\":0.5,\"stream\":true,"
-                    "\"max_completion_tokens\":3,\"ignore_eos\":true,\"stream_options\":{\"include_usage\":true}}");
+                    "\"max_tokens\":3,\"ignore_eos\":true,\"stream_options\":{\"include_usage\":true}}");
+    a.api = epx_api_of("sglang-oai-chat");
+    json_t *o = body_of(&a);
+    assert_int_equal(json_integer_value(json_object_get(o, "max_completion_tokens")), 3);
+    assert_null(json_object_get(o, "max_tokens"));
+    json_decref(o);
     a = (epx_ask_t){
         .api = epx_api_of("sglang-oai"), .ids = ids, .n_ids = 2, .max_tokens = 3, .model = "m", .stop = stop, .n_stop = 1};
     expect_body(&a, "{\"model\":\"m\",\"prompt\":[4,5],\"temperature\":0.0,\"stream\":false,\"max_tokens\":3,\"stop\":[\"Q\"]}");
