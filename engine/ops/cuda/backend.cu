@@ -8,7 +8,7 @@
 
 namespace epx_cuda_ops {
 
-enum { MAX_DEVICES = 64, MAX_TOP_K = 64, MAX_GROUPS = 256 };
+enum { STAGING_BYTES = 1 << 22, MAX_TOP_K = 64, MAX_GROUPS = 256 };
 
 static void destroy(epx_ops_t *ops) {
     Ops *o = of(ops);
@@ -117,11 +117,18 @@ static cudaError_t open_device(Ops *o) {
     return e;
 }
 
+/* EPX_OPS_CUDA_SHARE=1: ranks beyond the last GPU share one, so that several can be tested on one GPU. */
+static bool may_share() {
+    const char *s = getenv("EPX_OPS_CUDA_SHARE");
+    return s != nullptr && strcmp(s, "1") == 0;
+}
+
 static epx_status_t create(const epx_ops_config_t *cfg, epx_ops_cuda_fail_fn fail, epx_ops_t **out_ops) {
     int n = 0;
     char text[256];
     (void)cudaGetDeviceCount(&n);
-    if (cfg->device_idx < 0 || cfg->device_idx >= n) {
+    const int device = may_share() && n > 0 && cfg->device_idx >= 0 ? cfg->device_idx % n : cfg->device_idx;
+    if (cfg->device_idx < 0 || device >= n) {
         snprintf(text, sizeof text, "device cuda: device_idx is %d; legal here: 0 to %d", cfg->device_idx, n - 1);
         return fail(EPX_ERR_ARG, text);
     }
@@ -129,9 +136,10 @@ static epx_status_t create(const epx_ops_config_t *cfg, epx_ops_cuda_fail_fn fai
     if (o == nullptr) return fail(EPX_ERR_NOMEM, "device cuda: ops object");
     o->base.v = &table;
     o->base.row_type = EPX_W_BF16;
-    o->base.device_idx = o->device = cfg->device_idx;
+    o->base.device_idx = o->device = device;
     o->fail = fail;
-    const cudaError_t e = open_device(o);
+    cudaError_t e = open_device(o);
+    if (e == cudaSuccess && grow_staging(o, STAGING_BYTES) < 0) e = cudaErrorMemoryAllocation; /* later steps rarely need more */
     if (e != cudaSuccess) {
         snprintf(text, sizeof text, "device cuda:%d cannot be used: %s", o->device, cudaGetErrorString(e));
         destroy(&o->base);

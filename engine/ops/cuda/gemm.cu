@@ -23,7 +23,7 @@ template <int BM_, int BN_, int WM_, int WN_, int STAGES_, int PARTS_> struct Sh
  * the rows' way from the L2 cache, then by the matrix units: wide tiles. */
 using FewThin = Shape<16, 16, 16, 8, 12, 1>;
 using Few = Shape<16, 32, 16, 8, 8, 1>;
-using SomeThin = Shape<64, 32, 32, 16, 12, 1>;
+using SomeThin = Shape<64, 32, 32, 16, 6, 1>;
 using Some = Shape<64, 64, 32, 32, 5, 1>;
 using SomeWide = Shape<64, 128, 32, 64, 4, 1>;
 using Mid = Shape<96, 128, 48, 64, 3, 1>;
