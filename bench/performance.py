@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 
+import performance_cpu
 import performance_serving
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -58,6 +59,7 @@ def main():
         mode = "packets" if key[4] else "bulk"
         print(f"| {h}, {256 if h == 7168 else 128} | {t} | {text[0]} | {key[3]}, {mode} | {text[1]} | {peer} {name} | {peer / mid:.2f} | {floor:.1f} |")
     print()
+    performance_cpu.print_cpu()
     print("\n".join(performance_serving.section()))
 
 
