@@ -60,7 +60,8 @@ static const epx_option_t options[] = {
     {"load-format", NULL, EPX_OPTION_CHOICE, AT(load_format), 0, -1, "auto|dummy", "pt|npcache|gguf|bitsandbytes|layered", ALL,
      NULL, "auto (default): safetensors. dummy: random weights of config.json's shapes, from --random-seed."},
     {"device", NULL, EPX_OPTION_CHOICE, AT(device), 0, -1, "auto|cpu|cuda", NULL, ALL, NULL,
-     "Where the model runs. cuda: rank i on GPU i, bf16; what is missing for it stops the program. auto, the default: cuda when "
+     "Where the model runs. cuda: one GPU, bf16, --tp-size 1; what is missing for it stops the program. auto, the default: cuda "
+     "when "
      "a "
      "GPU can be used, else cpu; the start-up lines say which."},
     {"threads", NULL, EPX_OPTION_INT, AT(threads), 1, EPX_OPS_MAX_THREADS, NULL, NULL, ALL, "N",

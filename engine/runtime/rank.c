@@ -29,7 +29,14 @@ epx_status_t epx_rank_agree_status(epx_rank_t *r, epx_status_t mine, const char 
 
 static epx_status_t make_ops(epx_rank_t *r) {
     epx_ops_config_t oc = {.size = sizeof oc, .n_threads = r->cfg.n_threads, .isa = r->cfg.isa, .device = r->cfg.device};
-    if (strcmp(oc.device, "auto") == 0) oc.device = epx_ops_available("cuda") == EPX_OK ? "cuda" : "cpu";
+    const int several = r->cfg.tp > 1 && !getenv("EPX_OPS_CUDA_RANKS");
+    if (strcmp(oc.device, "auto") == 0) oc.device = !several && epx_ops_available("cuda") == EPX_OK ? "cuda" : "cpu";
+    if (several && strcmp(oc.device, "cuda") == 0)
+        return epx_fail(
+            EPX_ERR_UNSUPPORTED,
+            "device is \"cuda\" with tp %d; legal: tp 1 (several ranks on GPUs have not passed their test; the variable "
+            "EPX_OPS_CUDA_RANKS tries them)",
+            r->cfg.tp);
     if (strcmp(oc.device, "cuda") == 0) oc.device_idx = r->cfg.rank;
     return epx_ops_create(&oc, &r->ops);
 }

@@ -233,6 +233,7 @@ int main(int argc, char **argv) {
     epx_ops_config_t oc = {.size = sizeof oc, .n_threads = 1, .device = "cuda", .device_idx = n_ranks - 1};
     epx_ops_t *last;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    setenv("EPX_OPS_CUDA_RANKS", "1", 1);
     if (n_ranks < 1 || epx_ops_create(&oc, &last) != EPX_OK) {
         printf("skipped: %s\n", epx_error_message());
         return 77;
