@@ -14,6 +14,7 @@ int epx_command_eval(const epx_settings_t *o);
 int epx_command_bench(int argc, char **argv);
 int epx_command_bench_a2a(int argc, char **argv);
 int epx_command_bench_serve(int argc, char **argv);
+int epx_command_bench_ops(int argc, char **argv);
 int epx_command_plan(int argc, char **argv);
 int epx_command_man(int argc, char **argv);
 int epx_command_completion(int argc, char **argv);

@@ -25,7 +25,7 @@ static const struct {
 static const struct {
     const char *name, *purpose;
     int (*run)(int argc, char **argv);
-} tools[] = {{"bench", "measure a server, or the exchange between ranks on this machine", epx_command_bench},
+} tools[] = {{"bench", "measure a server, or the exchange or the operations on this machine", epx_command_bench},
              {"plan", "compute what an exchange costs on any number of ranks", epx_command_plan},
              {"completion", "print the completion script of bash, zsh or fish", epx_command_completion},
              {"man", "print the manual page", epx_command_man}};

@@ -7,7 +7,7 @@
 #include "epx/epx.h"
 
 const epx_page_t *epx_page_at(int i) {
-    static const epx_page_t *const others[] = {&epx_page_bench_a2a, &epx_page_bench_serve, &epx_page_plan};
+    static const epx_page_t *const others[] = {&epx_page_bench_a2a, &epx_page_bench_ops, &epx_page_bench_serve, &epx_page_plan};
     if (i < EPX_CMD_COUNT) return epx_settings_page((epx_command_t)i);
     i -= EPX_CMD_COUNT;
     return i < (int)(sizeof others / sizeof others[0]) ? others[i] : NULL;

@@ -15,7 +15,7 @@ typedef struct {
 } epx_page_t;
 
 extern const char *const epx_page_exit_status; /* the usual ones */
-extern const epx_page_t epx_page_bench_a2a, epx_page_bench_serve, epx_page_plan;
+extern const epx_page_t epx_page_bench_a2a, epx_page_bench_ops, epx_page_bench_serve, epx_page_plan;
 
 /* The i-th page in the order of the manual; NULL past the end. */
 const epx_page_t *epx_page_at(int i);

@@ -78,6 +78,11 @@ void epx_ops_random(epx_ops_t *ops, uint64_t seed, float half_width, size_t n, u
 void epx_ops_fill(epx_ops_t *ops, uint16_t value, size_t n, uint16_t *out) { ops->v->fill(ops, value, n, out); }
 epx_status_t epx_ops_begin(epx_ops_t *ops, const epx_ops_step_t *step) { return ops->v->begin(ops, step); }
 
+epx_status_t epx_ops_roofs(epx_ops_t *ops, epx_ops_roofs_t *out_roofs) {
+    if (ops->v->roofs == NULL) return epx_fail(EPX_ERR_UNSUPPORTED, "roofs are measured on the CPU only");
+    return ops->v->roofs(ops, out_roofs);
+}
+
 epx_status_t epx_ops_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k, int n_heads, int64_t max_ffn) {
     if (max_rows < 1 || max_k < 1 || n_heads < 0 || max_ffn < 0)
         return epx_fail(EPX_ERR_ARG, "epx_ops_reserve: max_rows %lld, max_k %lld, n_heads %d, max_ffn %lld; legal: >= 1, 1, 0, 0",

@@ -179,6 +179,13 @@ epx_status_t epx_ops_begin(epx_ops_t *ops, const epx_ops_step_t *step);
 int epx_ops_n_threads(const epx_ops_t *ops);
 /* Comma-separated ISA levels usable on this CPU, best first ("avx512,avx2,scalar"). Static string. */
 const char *epx_ops_isa_available(void);
+typedef struct {
+    double flops;            /* f32 multiply-adds of all threads, two operations each, a second */
+    double read_bytes_per_s; /* all threads reading memory that no cache holds */
+} epx_ops_roofs_t;
+/* Measure what the CPU can do at most, for benches: about a second, 1 GiB of memory for the while. EPX_ERR_NOMEM;
+ * EPX_ERR_UNSUPPORTED on another device. */
+epx_status_t epx_ops_roofs(epx_ops_t *ops, epx_ops_roofs_t *out_roofs);
 /* Grow scratch for the largest shapes of a model: max_rows rows in a step, max_k the longest reduction, n_heads query heads,
  * max_ffn the largest I. */
 epx_status_t epx_ops_reserve(epx_ops_t *ops, int64_t max_rows, int64_t max_k, int n_heads, int64_t max_ffn);

@@ -39,6 +39,7 @@ typedef struct {
                     void *out);
     void (*ffn)(epx_ops_t *ops, const void *x, const epx_expert_weights_t *w, int64_t n_rows, int64_t hidden, int64_t ffn,
                 float *out);
+    epx_status_t (*roofs)(epx_ops_t *ops, epx_ops_roofs_t *out_roofs); /* NULL: not measured on this device */
 } epx_ops_vtbl_t;
 
 /* First member of every backend's object. */

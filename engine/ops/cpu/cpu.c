@@ -75,6 +75,7 @@ static const epx_ops_vtbl_t g_vtbl = {
     .isa = cpu_isa,
     .n_threads = cpu_n_threads,
     .accept = cpu_accept,
+    .roofs = epx_cpu_roofs,
     .reserve = cpu_reserve,
     .alloc = epx_cpu_alloc,
     .free = epx_cpu_free,

@@ -49,6 +49,7 @@ const char *epx_ops_cpu_isa_available(void);
 void epx_cpu_add_bias(const epx_weight_t *bias, int64_t n0, int n, int m, float *out, int64_t ldo);
 
 /* The functions of the table in ops_spi.h. */
+epx_status_t epx_cpu_roofs(epx_ops_t *ops, epx_ops_roofs_t *out_roofs);
 void epx_cpu_embed(epx_ops_t *ops, const epx_weight_t *table, const int32_t *ids, int64_t n_rows, float *out);
 void epx_cpu_rmsnorm(epx_ops_t *ops, const float *x, const epx_weight_t *w, float eps, int64_t n_rows, int64_t width, void *out);
 void epx_cpu_gather(epx_ops_t *ops, const float *x, const int32_t *rows, int64_t n_rows, int64_t width, float *out);

@@ -15,7 +15,8 @@ enum {
     EPX_OPS_M_CHUNK = 64,   /* output rows of one work item */
     EPX_OPS_KV_BLOCK = 64,  /* attention cuts KV at multiples of this absolute position */
     EPX_OPS_Q_TILE = 32,    /* query vectors that share one pass over KV */
-    EPX_OPS_MAX_EXPERTS = 16384
+    EPX_OPS_MAX_EXPERTS = 16384,
+    EPX_OPS_ROOF_FMAS = 10 /* registers of sums in fma_loop(): latency times units of the widest core we know */
 };
 
 /* out[i, j] = sum_k xp[i, k] w[n0 + j, k], i < m, j < n. */
@@ -68,6 +69,10 @@ typedef struct {
     void (*widen_row)(const epx_weight_t *w, int64_t row, float *out);
     /* Softmax or sigmoid of n logits; out has room for n rounded up to width. */
     void (*scores)(epx_score_t score, const float *logits, int n, float *out);
+    /* For roof.c: the sum of n floats, n a multiple of 64, read once in order; and `steps` times EPX_OPS_ROOF_FMAS independent
+     * multiply-adds of a register. */
+    float (*read_sum)(const float *x, int64_t n);
+    float (*fma_loop)(int64_t steps);
 } epx_cpu_kernels_t;
 
 extern const epx_cpu_kernels_t epx_cpu_kernels_scalar;

@@ -42,13 +42,14 @@ static void attn_locate(attn_t *a, int32_t base, int n) {
 
 /* s[i, j] = q_i . k_j for all vectors and j < n. Scores past a vector's own position are computed and not used. */
 static void attn_scores(attn_t *a, int n) {
+    const int64_t ahead = 4 * (int64_t)a->t->kv->n_kv_heads * a->dim; /* the next four positions, where the page goes on */
     for (int j = 0; j < n; j += 4) {
         const int nr = n - j < 4 ? n - j : 4;
         const float *k[4];
         for (int c = 0; c < 4; c++) k[c] = a->k[j + (c < nr ? c : nr - 1)];
         for (int i = 0, mr; i < a->n_q; i += mr) {
             mr = next_mr(a->n_q - i);
-            g_tile_f32[mr - 1](a->qp + (int64_t)i * a->dim_p, a->dim_p, k, a->dim, a->s + i * EPX_OPS_KV_BLOCK + j,
+            g_tile_f32[mr - 1](a->qp + (int64_t)i * a->dim_p, a->dim_p, k, a->dim, ahead, a->s + i * EPX_OPS_KV_BLOCK + j,
                                EPX_OPS_KV_BLOCK, nr);
         }
     }

@@ -90,22 +90,26 @@ static inline vf odd_f32(const float *p) { return v_load(p + VW); }
         for (int j = 0; j < nr; j++) out[(m)*ldo + j] = sum[j]; \
     }
 /* out[i, j] = dot(x row i, w[j]), j < nr <= 4. All four pointers of w are readable; x is packed. */
-#define TILE(MR, WT)                                                                                                        \
-    static void tile_##WT##_##MR(const float *x, int64_t ldx, const WT##_t *const w[4], int64_t k, float *out, int64_t ldo, \
-                                 int nr) {                                                                                  \
-        const WT##_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];                                                        \
-        int64_t i = 0;                                                                                                      \
-        REP_##MR(T_DECL) for (; i + 2 * VW <= k; i += 2 * VW) {                                                             \
-            T_STEP(even_##WT, 0, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                  \
-            T_STEP(odd_##WT, VW, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                  \
-        }                                                                                                                   \
-        if (i < k) {                                                                                                        \
-            WT##_t tail[4][2 * VW] = {{0}};                                                                                 \
-            for (int j = 0; j < 4; j++) memcpy(tail[j], w[j] + i, (size_t)(k - i) * sizeof(WT##_t));                        \
-            T_STEP(even_##WT, 0, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                              \
-            T_STEP(odd_##WT, VW, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                              \
-        }                                                                                                                   \
-        REP_##MR(T_STORE)                                                                                                   \
+#define TILE(MR, WT)                                                                                                          \
+    static void tile_##WT##_##MR(const float *x, int64_t ldx, const WT##_t *const w[4], int64_t k, int64_t ahead, float *out, \
+                                 int64_t ldo, int nr) {                                                                       \
+        const WT##_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];                                                          \
+        int64_t i = 0;                                                                                                        \
+        REP_##MR(T_DECL) for (; i + 2 * VW <= k; i += 2 * VW) {                                                               \
+            EPX_PREFETCH_R(w0 + i + ahead);                                                                                   \
+            EPX_PREFETCH_R(w1 + i + ahead);                                                                                   \
+            EPX_PREFETCH_R(w2 + i + ahead);                                                                                   \
+            EPX_PREFETCH_R(w3 + i + ahead);                                                                                   \
+            T_STEP(even_##WT, 0, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                    \
+            T_STEP(odd_##WT, VW, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                                                    \
+        }                                                                                                                     \
+        if (i < k) {                                                                                                          \
+            WT##_t tail[4][2 * VW] = {{0}};                                                                                   \
+            for (int j = 0; j < 4; j++) memcpy(tail[j], w[j] + i, (size_t)(k - i) * sizeof(WT##_t));                          \
+            T_STEP(even_##WT, 0, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                                \
+            T_STEP(odd_##WT, VW, REP_##MR, tail[0], tail[1], tail[2], tail[3])                                                \
+        }                                                                                                                     \
+        REP_##MR(T_STORE)                                                                                                     \
     }
 
 typedef uint16_t bf16_t;
@@ -125,8 +129,8 @@ TILE(6, bf16)
 TILE(6, f32)
 #endif
 
-typedef void (*tile_bf16_fn)(const float *, int64_t, const bf16_t *const[4], int64_t, float *, int64_t, int);
-typedef void (*tile_f32_fn)(const float *, int64_t, const f32_t *const[4], int64_t, float *, int64_t, int);
+typedef void (*tile_bf16_fn)(const float *, int64_t, const bf16_t *const[4], int64_t, int64_t, float *, int64_t, int);
+typedef void (*tile_f32_fn)(const float *, int64_t, const f32_t *const[4], int64_t, int64_t, float *, int64_t, int);
 #if MR_MAX > 2
 static const tile_bf16_fn g_tile_bf16[MR_MAX] = {tile_bf16_1, tile_bf16_2, tile_bf16_3, tile_bf16_4, tile_bf16_5, tile_bf16_6};
 static const tile_f32_fn g_tile_f32[MR_MAX] = {tile_f32_1, tile_f32_2, tile_f32_3, tile_f32_4, tile_f32_5, tile_f32_6};
@@ -149,43 +153,39 @@ static inline void quad_f32(const f32_t *w, int64_t ldw, int nr, const f32_t *ou
     for (int j = 0; j < 4; j++) out[j] = w + (j < nr ? j : nr - 1) * ldw;
 }
 
-static void rows_bf16(const epx_gemm_t *g, int n0, const bf16_t *const w[4], int nr) {
-    for (int m = 0, mr; m < g->m; m += mr) {
-        mr = next_mr(g->m - m);
-        g_tile_bf16[mr - 1](g->xp + m * g->ldxp, g->ldxp, w, g->w->k, g->out + m * g->ldo + n0, g->ldo, nr);
+/* All columns of rows m .. m + mr: the rows stay in the first cache while the weights pass. */
+static void rows_bf16(const epx_gemm_t *g, int m, int mr) {
+    const int64_t k = g->w->k;
+    for (int n = 0; n < g->n; n += 4) {
+        const int nr = g->n - n < 4 ? g->n - n : 4;
+        const bf16_t *quad[4];
+        quad_bf16((const bf16_t *)g->w->data + (g->n0 + n) * k, k, nr, quad);
+        g_tile_bf16[mr - 1](g->xp + m * g->ldxp, g->ldxp, quad, k, 4 * k, g->out + m * g->ldo + n, g->ldo, nr);
     }
 }
 
-static void rows_f32(const epx_gemm_t *g, int n0, const f32_t *const w[4], int64_t k, int nr) {
-    for (int m = 0, mr; m < g->m; m += mr) {
-        mr = next_mr(g->m - m);
-        g_tile_f32[mr - 1](g->xp + m * g->ldxp, g->ldxp, w, k, g->out + m * g->ldo + n0, g->ldo, nr);
+static void rows_f32(const epx_gemm_t *g, int m, int mr) {
+    const int64_t k = g->w->k;
+    for (int n = 0; n < g->n; n += 4) {
+        const int nr = g->n - n < 4 ? g->n - n : 4;
+        const f32_t *quad[4];
+        quad_f32((const f32_t *)g->w->data + (g->n0 + n) * k, k, nr, quad);
+        g_tile_f32[mr - 1](g->xp + m * g->ldxp, g->ldxp, quad, k, 4 * k, g->out + m * g->ldo + n, g->ldo, nr);
     }
 }
 
 #include "engine/ops/cpu/kernels_narrow.h"
 
 static void gemm(const epx_gemm_t *g) {
-    const int64_t k = g->w->k;
     if (g->w->transposed) {
         gemm_transposed(g);
         return;
     }
-    if (g->w->type == EPX_W_F8_E4M3) {
-        gemm_f8(g);
-        return;
-    }
-    for (int n = 0; n < g->n; n += 4) {
-        const int nr = g->n - n < 4 ? g->n - n : 4;
-        if (g->w->type == EPX_W_BF16) {
-            const bf16_t *quad[4];
-            quad_bf16((const bf16_t *)g->w->data + (g->n0 + n) * k, k, nr, quad);
-            rows_bf16(g, n, quad, nr);
-        } else {
-            const f32_t *quad[4];
-            quad_f32((const f32_t *)g->w->data + (g->n0 + n) * k, k, nr, quad);
-            rows_f32(g, n, quad, k, nr);
-        }
+    for (int m = 0, mr; m < g->m; m += mr) {
+        mr = next_mr(g->m - m);
+        if (g->w->type == EPX_W_F8_E4M3) rows_f8(g, m, mr);
+        else if (g->w->type == EPX_W_BF16) rows_bf16(g, m, mr);
+        else rows_f32(g, m, mr);
     }
 }
 
@@ -303,6 +303,26 @@ static inline float vector_at(const epx_weight_t *w, int64_t i) {
     return w->type == EPX_W_BF16 ? epx_bf16_to_f32(((const uint16_t *)w->data)[i]) : ((const float *)w->data)[i];
 }
 
+/* ---- bounds ---- */
+
+static float read_sum(const float *x, int64_t n) {
+    vf s[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    for (int64_t i = 0; i < n; i += 4 * VW)
+        for (int j = 0; j < 4; j++) s[j] = v_add(s[j], v_load(x + i + j * VW));
+    return v_hsum(v_add(v_add(s[0], s[1]), v_add(s[2], s[3])));
+}
+
+static float fma_loop(int64_t steps) {
+    vf s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0, s8 = s0, s9 = s0;
+    const vf a = v_set1(0.5f), b = v_set1(1.0f);
+    for (int64_t i = 0; i < steps; i++) {
+        s0 = v_fma(s0, a, b), s1 = v_fma(s1, a, b), s2 = v_fma(s2, a, b), s3 = v_fma(s3, a, b), s4 = v_fma(s4, a, b);
+        s5 = v_fma(s5, a, b), s6 = v_fma(s6, a, b), s7 = v_fma(s7, a, b), s8 = v_fma(s8, a, b), s9 = v_fma(s9, a, b);
+    }
+    const vf low = v_add(v_add(s0, s1), v_add(s2, s3)), high = v_add(v_add(s4, s5), v_add(s6, s7));
+    return v_hsum(v_add(v_add(low, high), v_add(s8, s9)));
+}
+
 #include "engine/ops/cpu/kernels_attn.h"
 
 const epx_cpu_kernels_t CAT(epx_cpu_kernels_, VISA) = {
@@ -319,4 +339,6 @@ const epx_cpu_kernels_t CAT(epx_cpu_kernels_, VISA) = {
     .add = add,
     .widen_row = widen_row,
     .scores = scores,
+    .read_sum = read_sum,
+    .fma_loop = fma_loop,
 };

@@ -38,6 +38,10 @@ typedef struct {
             const int64_t end = k - i < EPX_W_SCALE_BLOCK ? k : i + EPX_W_SCALE_BLOCK;            \
             const vf factor = v_set1(f8_factor(t->weight, t->row, i));                            \
             for (; i + 2 * VW <= end; i += 2 * VW) {                                              \
+                EPX_PREFETCH_R(w0 + i + 4 * k);                                                   \
+                EPX_PREFETCH_R(w1 + i + 4 * k);                                                   \
+                EPX_PREFETCH_R(w2 + i + 4 * k);                                                   \
+                EPX_PREFETCH_R(w3 + i + 4 * k);                                                   \
                 T_STEP(F8_LOAD, 0, REP_##MR, w0 + i, w1 + i, w2 + i, w3 + i)                      \
                 T_STEP(F8_LOAD, VW, REP_##MR, w0 + i + VW, w1 + i + VW, w2 + i + VW, w3 + i + VW) \
             }                                                                                     \
@@ -62,19 +66,15 @@ static void (*const g_tile_f8[MR_MAX])(const f8_tile_t *) = {tile_f8_1, tile_f8_
 static void (*const g_tile_f8[MR_MAX])(const f8_tile_t *) = {tile_f8_1, tile_f8_2};
 #endif
 
-static void gemm_f8(const epx_gemm_t *g) {
+static void rows_f8(const epx_gemm_t *g, int m, int mr) {
     const int64_t k = g->w->k;
-    f8_tile_t t = {.ldx = g->ldxp, .weight = g->w, .ldo = g->ldo};
+    f8_tile_t t = {.x = g->xp + m * g->ldxp, .ldx = g->ldxp, .weight = g->w, .ldo = g->ldo};
     for (int n = 0; n < g->n; n += 4) {
         t.nr = g->n - n < 4 ? g->n - n : 4;
         t.row = g->n0 + n;
+        t.out = g->out + m * g->ldo + n;
         for (int j = 0; j < 4; j++) t.w[j] = (const f8_t *)g->w->data + (t.row + (j < t.nr ? j : t.nr - 1)) * k;
-        for (int m = 0, mr; m < g->m; m += mr) {
-            mr = next_mr(g->m - m);
-            t.x = g->xp + m * g->ldxp;
-            t.out = g->out + m * g->ldo + n;
-            g_tile_f8[mr - 1](&t);
-        }
+        g_tile_f8[mr - 1](&t);
     }
 }
 
