@@ -208,8 +208,10 @@ const epx_page_t epx_page_bench_ops = {
     "epx bench ops",
     "measure the engine's operations against the machine's roofs",
     "epx bench ops [OPTION]...",
-    "Times matrix products, experts and attention for several numbers of rows, with weights and KV that come from memory, and prints "
-    "each beside its roof: the larger of the time to read its weights or KV once and the time of its multiply-adds, both at the most "
+    "Times matrix products, experts and attention for several numbers of rows, with weights and KV that come from memory, and "
+    "prints "
+    "each beside its roof: the larger of the time to read its weights or KV once and the time of its multiply-adds, both at the "
+    "most "
     "that this machine was just measured to do.",
     "    epx bench ops\n"
     "    epx bench ops --hidden 2048 --ffn 768 --experts 128 --heads 32 --head-dim 128 --rows 1,16,256 --json ops.jsonl\n",
