@@ -300,7 +300,8 @@ typedef struct {
 EPX_API epx_status_t epx_plan_partials(epx_plan_t *p, int channel, epx_partials_t *out);
 
 /* Where each local expert's rows start in dispatch output and expert outputs, in rows: *out_off is [El + 1], the last entry is
- * the number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. */
+ * the number of rows. Any layout; legal between dispatch_recv and combine_send of the channel, borrowed until then. On devices it
+ * is device memory, not with EXPERT_MAJOR. */
 EPX_API epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off);
 
 /* The four halves, in this order on each channel. Collective: every rank makes every call, also with no tokens.

@@ -446,12 +446,11 @@ epx_status_t epx_plan_lists(epx_plan_t *p, int channel, epx_lists_t *out_lists) 
 epx_status_t epx_plan_offsets(epx_plan_t *p, int channel, const int32_t **out_off) {
     if (p == NULL || out_off == NULL) return epx_fail(EPX_ERR_ARG, "%s is NULL", p == NULL ? "plan" : "out_off");
     EPX_TRY(check_channel(p, channel));
-    if (p->a2a->device != NULL)
-        return epx_unsupported_call("epx_plan_offsets on devices",
-                                    "use expert_off of epx_plan_lists(), or row_cap rows an expert");
+    if (p->a2a->device != NULL && p->cfg.layout == EPX_LAYOUT_EXPERT_MAJOR)
+        return epx_unsupported_call("epx_plan_offsets with EXPERT_MAJOR on devices", "an expert has row_cap rows");
     if (p->channels[channel].state != EPX_CH_COMBINE_SEND)
         return epx_fail(EPX_ERR_STATE, "epx_plan_offsets is legal between dispatch_recv and combine_send only");
-    *out_off = p->channels[channel].routes.out_off;
+    *out_off = p->a2a->device != NULL ? p->channels[channel].lists.expert_off : p->channels[channel].routes.out_off;
     return EPX_OK;
 }
 

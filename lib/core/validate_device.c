@@ -2,7 +2,6 @@
  * point to. Ids outside the experts count as -1 on the device. Pure. */
 #include "base/status.h"
 #include "core/core.h"
-#include "spi/unsupported.h"
 
 /* The kernels move 16 bytes at a time. */
 static epx_status_t aligned(const void *ptr, const char *field, size_t bytes) {
@@ -16,7 +15,8 @@ static epx_status_t need(const void *ptr, const char *field, size_t bytes) {
 }
 
 epx_status_t epx_validate_device_dispatch_send(const epx_plan_t *p, const epx_io_t *io) {
-    if (io->x_scale != NULL)
+    int given = p->cfg.token_dtype == EPX_FP8_E4M3;
+    if (io->x_scale != NULL && !given)
         return epx_fail(EPX_ERR_ARG, "io->x_scale is set with token_dtype %s; legal: only with fp8_e4m3",
                         epx_dtype_name(p->cfg.token_dtype));
     if (io->n_tokens < 0)
@@ -27,12 +27,13 @@ epx_status_t epx_validate_device_dispatch_send(const epx_plan_t *p, const epx_io
     EPX_TRY(aligned(io->n_tokens_device, "n_tokens_device", sizeof(uint32_t)));
     if (io->n_tokens == 0 && io->n_tokens_device == NULL) return EPX_OK;
     EPX_TRY(need(io->x, "x", 16));
+    if (given) EPX_TRY(need(io->x_scale, "x_scale", sizeof(float)));
     EPX_TRY(need(io->ids, "ids", sizeof(int32_t)));
     return need(io->weights, "weights", sizeof(float));
 }
 
 epx_status_t epx_validate_device_dispatch_recv(const epx_plan_t *p, const epx_io_t *io) {
-    if (io->out_histogram != NULL) return epx_unsupported_value("io->out_histogram", "set", "NULL on devices");
+    EPX_TRY(aligned(io->out_histogram, "out_histogram", sizeof(int32_t)));
     EPX_TRY(aligned(io->out_counts, "out_counts", sizeof(int32_t)));
     if (p->cfg.layout == EPX_LAYOUT_LISTS) {
         if (io->out_x != NULL) return epx_fail(EPX_ERR_ARG, "io->out_x is set with layout LISTS; rows stay in place, pass NULL");

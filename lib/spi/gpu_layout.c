@@ -9,13 +9,15 @@ static uint64_t take(uint64_t *at, uint64_t bytes) {
 }
 static uint32_t dtype_bytes(int d) { return d == EPX_F32 ? 4 : d == EPX_FP8_E4M3 ? 1 : 2; }
 
+static uint32_t words_of(uint32_t n_scales, int ue8m0) { return ue8m0 ? (n_scales + 3) / 4 : n_scales; }
+
 /* Packets of a row: each segment of `seg` channels (and its scales) is padded to whole packets by itself. */
-static uint32_t packets(int hidden, int seg, uint32_t bytes, int scale_block) {
+static uint32_t packets(int hidden, int seg, uint32_t bytes, int scale_block, int ue8m0) {
     uint32_t n = 0;
     for (int c = 0; c < hidden; c += seg) {
         uint32_t ch = (uint32_t)(hidden - c < seg ? hidden - c : seg),
                  scales = scale_block ? (ch + (uint32_t)scale_block - 1) / (uint32_t)scale_block : 0;
-        n += (ch * bytes + scales * 4 + 11) / 12;
+        n += (ch * bytes + words_of(scales, ue8m0) * 4 + 11) / 12;
     }
     return n;
 }
@@ -26,12 +28,13 @@ void epx_gpu_layout(epx_gpu_plan_t *p, int scale_block) {
     uint64_t planes = p->exact ? K : W, at = EPX_GPU_HEAD_BYTES;
     int fp8 = p->wire_dtype == EPX_FP8_E4M3;
     l->n_scales = fp8 ? (uint32_t)((p->hidden + scale_block - 1) / scale_block) : 0;
+    l->scale_words = words_of(l->n_scales, p->ue8m0);
     l->d_scale_off = fp8 ? (uint32_t)up((uint64_t)p->hidden, 16) : 0;
     l->d_row_bytes =
-        (uint32_t)up(fp8 ? l->d_scale_off + 4ull * l->n_scales : (uint64_t)p->hidden * dtype_bytes(p->wire_dtype), 16);
+        (uint32_t)up(fp8 ? l->d_scale_off + 4ull * l->scale_words : (uint64_t)p->hidden * dtype_bytes(p->wire_dtype), 16);
     l->c_row_bytes = (uint32_t)up((uint64_t)p->hidden * dtype_bytes(p->combine_dtype), 16);
-    l->d_packets = packets(p->hidden, EPX_GPU_SEG_D, fp8 ? 1 : dtype_bytes(p->wire_dtype), fp8 ? scale_block : 0);
-    l->c_packets = packets(p->hidden, EPX_GPU_SEG_C, dtype_bytes(p->combine_dtype), 0);
+    l->d_packets = packets(p->hidden, EPX_GPU_SEG_D, fp8 ? 1 : dtype_bytes(p->wire_dtype), fp8 ? scale_block : 0, p->ue8m0);
+    l->c_packets = packets(p->hidden, EPX_GPU_SEG_C, dtype_bytes(p->combine_dtype), 0, 0);
     l->count_off = take(&at, 2 * W * EPX_GPU_WORD_BYTES);
     l->start_off = take(&at, W * EPX_GPU_WORD_BYTES);
     l->flag_d_off = take(&at, W * (uint64_t)p->n_blocks * 8);

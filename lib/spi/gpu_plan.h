@@ -34,10 +34,11 @@ typedef struct {
     uint64_t flag_d_off;  /* [W][n_blocks] u64 epochs */
     uint64_t flag_c_off;  /* [W][n_blocks] u64 epochs */
     uint64_t total_bytes;
-    uint32_t d_row_bytes; /* H in wire dtype, then f32 scales, padded to 16 */
+    uint32_t d_row_bytes; /* H in wire dtype, then the words of the scales, padded to 16 */
     uint32_t d_scale_off; /* of the scales in a row; 0: none */
     uint32_t d_packets, c_row_bytes, c_packets;
-    uint32_t n_scales;
+    uint32_t n_scales;               /* blocks of 128 channels; 0 without an fp8 wire */
+    uint32_t scale_words;            /* of a row: an f32 a block, or four UE8M0 codes a word */
     uint32_t id_words, weight_words; /* words a token */
 } epx_gpu_layout_t;
 
@@ -70,7 +71,10 @@ typedef struct {
     int32_t rank, n_ranks, hidden, top_k, n_experts, n_local, max_tokens, row_cap;
     int32_t packet_tokens; /* TL: at most this many tokens go as packets */
     int32_t n_blocks;
-    int32_t token_dtype, wire_dtype, combine_dtype, expert_dtype; /* epx_dtype_t */
+    int32_t token_dtype, wire_dtype, combine_dtype, expert_dtype, result_dtype; /* epx_dtype_t */
+    int32_t ue8m0, scale_by_column; /* scales: powers of two as codes; column-major in the output */
+    int32_t contiguous, align;      /* output rows without gaps between experts but for padding to `align` */
+    int64_t scale_gap;              /* by column: words from a scale word to the row's next */
     int32_t exact;
     int32_t early_launch;          /* the device lets a launch be placed while the one before ends (compute capability 9.0) */
     char *base[EPX_GPU_MAX_RANKS]; /* slab of each rank as this device sees it */
@@ -86,6 +90,7 @@ typedef struct {
 /* One call's operands, device pointers; see epx_io_t. */
 typedef struct {
     const void *x;
+    const uint32_t *x_scale; /* fp8 tokens: [T, scale_words] */
     const int32_t *ids;
     const float *weights; /* combine: NULL, or in place of those that dispatch was given (exact only) */
     int32_t n_tokens;
@@ -93,7 +98,8 @@ typedef struct {
     void *out_x; /* dispatch: expert-major rows; NULL: lists, rows stay in the slab */
     float *out_scale;
     int32_t *out_counts;     /* [El] or NULL */
-    int32_t *out_expert_off; /* lists: [El + 1] */
+    int32_t *out_expert_off; /* lists, contiguous: [El + 1] */
+    int32_t *out_histogram;  /* [E] or NULL */
     void *out_entries;       /* lists: epx_list_entry_t [rows] */
     const void *add;
     const void **out_row_base;    /* lists: [W] rows of each source of this epoch in the own slab, or NULL */

@@ -11,18 +11,19 @@
 /* Packets cost a third more bytes, but no flag and no fence: worth it up to this many tokens, while they take little memory. */
 enum { MOST_PACKET_TOKENS = 128, PACKET_BYTES = 1800000, PACKET_SHARE = 16 };
 /* Shared memory with which two blocks run on one multiprocessor of 164 KB (compute capability 8.0) or more. */
-enum { SHARED_OF_TWO = 78 << 10 };
+enum { SHARED_OF_TWO = 78 << 10, MOST_CHANNELS = 4 /* as in onesided_cuda.c */ };
 
 static epx_status_t refuse(const char *field, int value, const char *legal) {
     return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %d, which is not built for GPUs; built: %s", field, value, legal);
 }
 
-static epx_status_t refuse_name(const char *field, const char *value, const char *legal) {
-    return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %s, which is not built for GPUs; built: %s", field, value, legal);
+static epx_status_t refuse_dtype(const char *field, epx_dtype_t value, const char *legal) {
+    return epx_fail(EPX_ERR_UNSUPPORTED, "%s is %s, which is not built for GPUs; built: %s", field, epx_dtype_name(value), legal);
 }
 
-static epx_status_t refuse_dtype(const char *field, epx_dtype_t value, const char *legal) {
-    return refuse_name(field, epx_dtype_name(value), legal);
+/* Of combine's output: as epx_result_dtype() of core, for what is built here. */
+static epx_dtype_t result_of(const epx_plan_config_t *c) {
+    return c->token_dtype == EPX_FP8_E4M3 ? c->combine_dtype : c->token_dtype;
 }
 
 static void set_capacities(const epx_plan_config_t *c, int n_ranks, epx_gpu_plan_t *p) {
@@ -36,6 +37,11 @@ static void set_capacities(const epx_plan_config_t *c, int n_ranks, epx_gpu_plan
     p->wire_dtype = (int32_t)c->wire_dtype;
     p->combine_dtype = (int32_t)c->combine_dtype;
     p->expert_dtype = (int32_t)c->expert_dtype;
+    p->result_dtype = (int32_t)result_of(c);
+    p->ue8m0 = c->scale_format == EPX_SCALE_UE8M0;
+    p->scale_by_column = c->scale_layout == EPX_SCALE_COL_MAJOR;
+    p->contiguous = c->layout == EPX_LAYOUT_CONTIGUOUS;
+    p->align = c->align;
     p->exact = c->combine == EPX_COMBINE_EXACT;
     p->timeout_ns = c->timeout_ns;
 }
@@ -51,25 +57,20 @@ static int most_blocks(const epx_plan_config_t *c, int n_ranks, int max_blocks) 
 }
 
 epx_status_t epx_gpu_check_config(const epx_plan_config_t *c, int n_ranks, int max_blocks) {
-    int fp8 = c->wire_dtype == EPX_FP8_E4M3;
     char legal[48];
     if (n_ranks > EPX_GPU_MAX_RANKS) return refuse("n_ranks", n_ranks, "1 to 32");
-    if (c->token_dtype == EPX_FP8_E4M3)
-        return refuse_dtype("token_dtype", c->token_dtype, "f32, bf16, f16 (the cast to fp8 is fused)");
-    if (c->hidden % (fp8 ? 16 : 8) != 0)
-        return refuse("hidden", c->hidden, fp8 ? "multiples of 16 with wire_dtype fp8_e4m3" : "multiples of 8");
+    if (c->hidden % 8 != 0) return refuse("hidden", c->hidden, "multiples of 8");
     if (c->n_experts > EPX_GPU_MAX_EXPERTS) return refuse("n_experts", c->n_experts, "1 to 32767");
-    if (c->n_channels != 1) return refuse("n_channels", c->n_channels, "1");
+    if (c->n_channels > MOST_CHANNELS) return refuse("n_channels", c->n_channels, "1 to 4");
     if (c->debug) return refuse("debug", c->debug, "0, also in EPX_DEBUG");
     if (c->renormalize) return refuse("renormalize", c->renormalize, "0 (no masked ranks)");
     if (c->n_slots != c->n_experts) return refuse("n_slots", c->n_slots, "n_experts or 0 (no copies of experts)");
     if (c->replicate != 1) return refuse("replicate", c->replicate, "1");
     if (c->scale_block != 128) return refuse("scale_block", c->scale_block, "128");
-    if (c->scale_format != EPX_SCALE_F32) return refuse_name("scale_format", "UE8M0", "F32");
-    if (c->scale_layout != EPX_SCALE_ROW_MAJOR) return refuse_name("scale_layout", "COL_MAJOR", "ROW_MAJOR");
-    if (c->layout == EPX_LAYOUT_CONTIGUOUS) return refuse_name("layout", "CONTIGUOUS", "LISTS, EXPERT_MAJOR");
-    if (c->combine_dtype != c->token_dtype && c->combine_dtype != EPX_F32)
+    if (c->combine_dtype == EPX_FP8_E4M3 || (c->combine_dtype != result_of(c) && c->combine_dtype != EPX_F32))
         return refuse_dtype("combine_dtype", c->combine_dtype, "token_dtype or f32");
+    if (c->expert_dtype != result_of(c) && c->expert_dtype != EPX_F32)
+        return refuse_dtype("expert_dtype", c->expert_dtype, "the dtype of the result or f32");
     int most = most_blocks(c, n_ranks, max_blocks);
     snprintf(legal, sizeof legal, "0 (chosen), 1 to %d", most);
     if (c->n_blocks > most) return refuse("n_blocks", c->n_blocks, legal);

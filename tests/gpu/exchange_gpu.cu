@@ -43,7 +43,7 @@ static void make(const Case &c, std::vector<Rank> &R, int n_tables) {
         Rank &k = R[r]; k.dev = r % n_dev; k.n_local = nl[r]; CK(cudaSetDevice(k.dev)); CK(cudaStreamCreateWithFlags(&k.s, cudaStreamNonBlocking));
         epx_gpu_plan_t &p = k.p; memset(&p, 0, sizeof p);
         p.rank = r; p.n_ranks = c.W; p.hidden = c.H; p.top_k = c.K; p.n_experts = c.E; p.n_local = nl[r]; p.max_tokens = c.T; p.packet_tokens = c.packets; p.n_blocks = c.blocks;
-        p.token_dtype = c.token; p.wire_dtype = c.wire; p.combine_dtype = c.combine; p.expert_dtype = c.token; p.exact = c.exact; p.early_launch = early; p.timeout_ns = timeout_ns;
+        p.token_dtype = c.token; p.wire_dtype = c.wire; p.combine_dtype = c.combine; p.expert_dtype = p.result_dtype = c.token; p.align = 1; p.exact = c.exact; p.early_launch = early; p.timeout_ns = timeout_ns;
         epx_gpu_layout(&p, 128);
         CK(cudaMalloc(&k.slab, p.l.total_bytes)); CK(cudaMemset(k.slab, 0, p.l.total_bytes)); base[r] = k.slab;
         std::vector<uint32_t> hm(c.E); for (int e = 0; e < c.E; e++) hm[e] = (uint32_t)er[e] << 16 | el[e];
@@ -57,7 +57,7 @@ static void make(const Case &c, std::vector<Rank> &R, int n_tables) {
         CK(cudaMalloc(&k.y, rows * c.H * db(c.token) + 16)); CK(cudaMalloc(&k.res, (size_t)c.T * c.H * db(c.token) + 16));
     }
     for (int r = 0; r < c.W; r++) { Rank &k = R[r]; CK(cudaSetDevice(k.dev)); for (int q = 0; q < c.W; q++) k.p.base[q] = base[q];
-        k.io = {k.x, k.ids, k.w, 0, nullptr, k.out_x, k.out_scale, k.counts, nullptr, nullptr, nullptr}; }
+        k.io = {k.x, nullptr, k.ids, k.w, 0, nullptr, k.out_x, k.out_scale, k.counts}; }
 }
 static void drop(std::vector<Rank> &R) {
     for (Rank &k : R) { CK(cudaSetDevice(k.dev)); CK(cudaDeviceSynchronize()); for (void *q : {(void *)k.slab, (void *)k.home, (void *)k.p.stamps, (void *)k.p.terms, (void *)k.p.blocks, k.x, (void *)k.ids, (void *)k.w, k.out_x, (void *)k.out_scale, (void *)k.counts, (void *)k.off, k.entries, k.y, k.res}) CK(cudaFree(q)); CK(cudaFreeHost(k.err_host)); CK(cudaStreamDestroy(k.s)); }

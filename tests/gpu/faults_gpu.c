@@ -281,7 +281,7 @@ static int refusals(th_rank_t *r, tg_rank_t *k) {
         const char *part;
     } wrong[] = {{offsetof(epx_plan_config_t, hidden), 100, "hidden is 100"},
                  {offsetof(epx_plan_config_t, n_experts), 32768, "n_experts is 32768"},
-                 {offsetof(epx_plan_config_t, n_channels), 2, "n_channels is 2"},
+                 {offsetof(epx_plan_config_t, n_channels), 5, "n_channels is 5"},
                  {offsetof(epx_plan_config_t, n_blocks), 4096, "n_blocks is 4096"},
                  {offsetof(epx_plan_config_t, max_tokens), 60000, "shared memory"}};
     epx_plan_config_t cfg;

@@ -218,6 +218,8 @@ static int place_dispatch(th_rank_t *r, const th_case_t *c, th_open_t *o) {
     PLACE(r, o, x, n * (size_t)s->hidden * (size_t)th_dtype_bytes(s->token), 0);
     PLACE(r, o, ids, n * k * sizeof(int32_t), 0);
     PLACE(r, o, weights, n * k * sizeof(float), 0);
+    PLACE(r, o, x_scale, n * (size_t)th_scale_words(s) * sizeof(uint32_t), 0);
+    PLACE(r, o, out_histogram, (size_t)s->n_experts * sizeof(int32_t) + GUARD_BYTES, 1);
     PLACE(r, o, out_x, o->max_rows * o->row_bytes + GUARD_BYTES, 1);
     PLACE(r, o, out_scale, o->n_out_words * sizeof(uint32_t) + GUARD_BYTES, 1);
     PLACE(r, o, out_counts, (size_t)o->n_local * sizeof(int32_t) + GUARD_BYTES, 1);
@@ -348,10 +350,11 @@ static int check_packed(th_rank_t *r, const th_case_t *c, th_open_t *o) {
     return 0;
 }
 
-static int check_offsets(th_rank_t *r, epx_plan_t *p, const th_case_t *c, const th_open_t *o) {
+static int check_offsets(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o) {
     const int32_t *off = NULL;
     size_t first = 0;
     TH_OK(r, epx_plan_offsets(p, c->channel, &off));
+    if (o->device != NULL) off = fetched(o, off, ((size_t)o->want.n_local + 1) * sizeof *off);
     for (int e = 0; e <= o->want.n_local; e++) {
         TH_CHECK(r, off[e] == (int32_t)first, "expert %d starts at row %d, wanted %zu", e, off[e], first);
         if (e < o->want.n_local) first += rows_of(c, o, e);
@@ -403,7 +406,7 @@ static int do_recv(th_rank_t *r, epx_plan_t *p, const th_case_t *c, th_open_t *o
     else TH_OK(r, epx_dispatch(p, &o->io));
     if (bring_back(r, p, o) != 0) return -1;
     maybe_sleep(c, o->rank, o->seed, 2);
-    if (o->device == NULL && check_offsets(r, p, c, o) != 0) return -1;
+    if ((o->device == NULL || c->shape.layout != EPX_LAYOUT_EXPERT_MAJOR) && check_offsets(r, p, c, o) != 0) return -1;
     if (c->shape.layout == EPX_LAYOUT_LISTS ? check_lists(r, p, c, o) : check_packed(r, c, o)) return -1;
     if (check_missing(r, p, c, o) != 0) return -1;
     return check_counts(r, c, o);

@@ -25,7 +25,7 @@ typedef struct {
     int n_channels, channel; /* 0 channels: 1; which one the steps use */
     int n_steps;
     uint64_t seed;
-    th_device_t *device; /* of this rank; NULL: CPU. TH_REGISTERED and TH_HISTOGRAM do not exist there */
+    th_device_t *device; /* of this rank; NULL: CPU. TH_REGISTERED does not exist there */
     int n_blocks;        /* devices: 0: chosen */
     uint64_t timeout_ns; /* 0: EPX_CONTRACT_TIMEOUT_MS of the environment, or 20 s */
 } th_case_t;

@@ -100,6 +100,7 @@ def test_commands():
     expect(run("plan"), 2, "--model-path DIR, or --hidden N")
     expect(run("bench"), 2, "a2a")
     expect(run("bench", "a2a", "--ranks", "0", "--tokens", "x"), 2, "--ranks 0", "--tokens x")
+    expect(run("bench", "a2a", "--device", "cuda", "--cases", "x", "--shapes", "8x9x16"), 2, "--cases x", "rows|fused", "--shapes 8x9x16")
     expect(run("serv"), 2, 'unknown command "serv"', "did you mean serve?")
     for command in ("serve", "generate", "info", "demo"):
         r = expect(run(command, "--help"), 0)

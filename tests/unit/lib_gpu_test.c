@@ -33,19 +33,16 @@ static void refusals_name_field_and_value(void **state) {
         size_t at;
         int value;
         const char *part;
-    } wrong[] = {{offsetof(epx_plan_config_t, token_dtype), EPX_FP8_E4M3, "token_dtype is fp8_e4m3"},
-                 {offsetof(epx_plan_config_t, hidden), 2056, "hidden is 2056"},
+    } wrong[] = {{offsetof(epx_plan_config_t, expert_dtype), EPX_F16, "expert_dtype is f16"},
+                 {offsetof(epx_plan_config_t, hidden), 2052, "hidden is 2052"},
                  {offsetof(epx_plan_config_t, n_experts), 32768, "n_experts is 32768"},
                  {offsetof(epx_plan_config_t, n_slots), 130, "n_slots is 130"},
                  {offsetof(epx_plan_config_t, debug), 1, "debug is 1"},
                  {offsetof(epx_plan_config_t, renormalize), 1, "renormalize is 1"},
                  {offsetof(epx_plan_config_t, replicate), 2, "replicate is 2"},
                  {offsetof(epx_plan_config_t, scale_block), 64, "scale_block is 64"},
-                 {offsetof(epx_plan_config_t, scale_format), EPX_SCALE_UE8M0, "scale_format is UE8M0"},
-                 {offsetof(epx_plan_config_t, scale_layout), EPX_SCALE_COL_MAJOR, "scale_layout is COL_MAJOR"},
-                 {offsetof(epx_plan_config_t, layout), EPX_LAYOUT_CONTIGUOUS, "layout is CONTIGUOUS"},
                  {offsetof(epx_plan_config_t, combine_dtype), EPX_FP8_E4M3, "combine_dtype is fp8_e4m3"},
-                 {offsetof(epx_plan_config_t, n_channels), 2, "n_channels is 2"},
+                 {offsetof(epx_plan_config_t, n_channels), 5, "n_channels is 5"},
                  {offsetof(epx_plan_config_t, n_blocks), 265, "n_blocks is 265"}};
     epx_plan_config_t good = shape();
     assert_int_equal(epx_gpu_check_config(&good, 2, 132), EPX_OK);
@@ -109,6 +106,10 @@ static void row_sizes(void **state) {
     assert_int_equal(p.l.c_row_bytes, 2048 * 2);
     assert_int_equal(p.packet_tokens, 32);
     assert_int_equal(p.row_cap, 64);
+    c.scale_format = EPX_SCALE_UE8M0; /* 16 codes in 4 words */
+    epx_gpu_setup(&c, 1, 2, 64, 132, 1, &p);
+    assert_int_equal(p.l.d_row_bytes, 2048 + 4 * 4);
+    assert_int_equal(p.l.d_packets, (1536 + 12) / 12 + (512 + 4 + 11) / 12);
 }
 
 /* Packets hold at most a sixteenth of a slab, or 1.8 MB; so a rank of eight with 128 tokens of DeepSeek-V3's shape takes 32 MB.

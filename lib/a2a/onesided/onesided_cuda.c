@@ -23,12 +23,16 @@ typedef struct {
     uint64_t home, terms, blocks, stop, expert_off, entries, row_base, scale_base, total;
 } tables_t;
 
+enum { MAX_CHANNELS = 4 };
+
+/* Each channel has a part of the slab and tables of its own, and is a plan of its own to the kernels; stop word, error record and
+ * the table of experts are shared. */
 typedef struct {
     int device;
-    epx_gpu_plan_t gpu;
+    epx_gpu_plan_t gpu[MAX_CHANNELS];
     epx_device_slab_t *slab;
     epx_cuda_memory_t memory;
-    tables_t at;
+    tables_t at; /* of channel 0; those of channel c lie c * at.total further */
     pinned_t *pinned;
     void *side; /* stream of stop() */
 } state_t;
@@ -80,8 +84,8 @@ static void device_bytes(const epx_net_t *net, const epx_plan_config_t *cfg, int
     epx_gpu_plan_t g;
     tables_t t;
     measure(net, cfg, n_local_max, row_max, &g, &t);
-    *out_slab = g.l.total_bytes;
-    *out_private = t.total;
+    *out_slab = g.l.total_bytes * (uint64_t)cfg->n_channels;
+    *out_private = t.total * (uint64_t)cfg->n_channels;
 }
 
 /* ---- create and destroy ---- */
@@ -112,21 +116,24 @@ static epx_status_t send_home(epx_plan_t *p, state_t *s) {
     return st;
 }
 
-static void point_tables(epx_plan_t *p, state_t *s) {
-    char *base = s->memory.ptr;
-    epx_lists_t *l = &p->channels[0].lists;
-    s->gpu.home = (const uint32_t *)(const void *)(base + s->at.home);
-    s->gpu.terms = (epx_gpu_term_t *)(void *)(base + s->at.terms);
-    s->gpu.blocks = (epx_gpu_block_t *)(void *)(base + s->at.blocks);
-    s->gpu.stop = (uint32_t *)(void *)(base + s->at.stop);
+static char *tables_of(const state_t *s, int channel) { return s->memory.ptr + (uint64_t)channel * s->at.total; }
+
+static void point_tables(epx_plan_t *p, state_t *s, int channel) {
+    char *base = tables_of(s, channel);
+    epx_lists_t *l = &p->channels[channel].lists;
+    epx_gpu_plan_t *g = &s->gpu[channel];
+    g->home = (const uint32_t *)(const void *)(s->memory.ptr + s->at.home);
+    g->terms = (epx_gpu_term_t *)(void *)(base + s->at.terms);
+    g->blocks = (epx_gpu_block_t *)(void *)(base + s->at.blocks);
+    g->stop = (uint32_t *)(void *)(s->memory.ptr + s->at.stop);
     l->n_local_experts = p->placements[0].n_local;
     l->n_rows = -1;
     l->expert_off = (const int32_t *)(const void *)(base + s->at.expert_off);
     l->entries = (const epx_list_entry_t *)(const void *)(base + s->at.entries);
     l->row_base = (const void *const *)(const void *)(base + s->at.row_base);
-    l->scale_base = s->gpu.l.n_scales ? (const float *const *)(const void *)(base + s->at.scale_base) : NULL;
-    l->row_stride_bytes = s->gpu.l.d_row_bytes;
-    l->scale_stride = s->gpu.l.d_row_bytes / sizeof(float);
+    l->scale_base = g->l.n_scales ? (const float *const *)(const void *)(base + s->at.scale_base) : NULL;
+    l->row_stride_bytes = g->l.d_row_bytes;
+    l->scale_stride = g->l.d_row_bytes / sizeof(float);
 }
 
 static epx_status_t open_plan(epx_plan_t *p, int n_local_max) {
@@ -137,36 +144,43 @@ static epx_status_t open_plan(epx_plan_t *p, int n_local_max) {
     s->device = p->net->device->device;
     EPX_TRY(check_no_capture(s->device));
     EPX_TRY(epx_cuda_check(cuda->device_info(s->device, &info), "device"));
-    measure(p->net, &p->cfg, n_local_max, p->row_max, &s->gpu, &s->at);
-    s->gpu.n_local = p->placements[0].n_local;
-    s->gpu.early_launch = info.major >= 9;
+    epx_gpu_plan_t *g = &s->gpu[0];
+    measure(p->net, &p->cfg, n_local_max, p->row_max, g, &s->at);
+    g->n_local = p->placements[0].n_local;
+    g->early_launch = info.major >= 9;
+    g->scale_gap = (int64_t)p->scale_gap;
     EPX_TRY(epx_cuda_check(cuda->stream_create(s->device, &s->side), "stream"));
     EPX_TRY(epx_cuda_check(cuda->host_alloc(s->device, sizeof *s->pinned, &host, &seen), "host-mapped memory"));
     s->pinned = host;
     s->pinned->one = 1;
-    s->gpu.error = &((pinned_t *)seen)->error;
-    EPX_TRY(epx_cuda_check(cuda->memory_alloc(s->device, s->at.total, 0, &s->memory), "private tables on the device"));
-    point_tables(p, s);
+    g->error = &((pinned_t *)seen)->error;
+    uint64_t n = (uint64_t)p->cfg.n_channels;
+    EPX_TRY(epx_cuda_check(cuda->memory_alloc(s->device, s->at.total * n, 0, &s->memory), "private tables on the device"));
+    for (int c = 0; c < p->cfg.n_channels; c++) {
+        s->gpu[c] = *g;
+        point_tables(p, s, c);
+    }
     EPX_TRY(send_home(p, s));
-    return p->net->device->link->slab_alloc(p->net, s->gpu.l.total_bytes, &s->slab);
+    return p->net->device->link->slab_alloc(p->net, g->l.total_bytes * n, &s->slab);
 }
 
 /* Launch every kernel of the plan with the stop word set: they return at once. This loads their code, which must not happen while
  * a peer spins on the same device, and finds out whether their shared memory fits. */
 static epx_status_t rehearse(epx_plan_t *p, state_t *s) {
     const epx_cuda_api_t *cuda = epx_cuda();
-    epx_gpu_io_t io = {.n_tokens = 0};
+    epx_gpu_io_t io = {.n_tokens = 0, .out_histogram = (int32_t *)(void *)s->memory.ptr}; /* it is not written */
+    const epx_gpu_plan_t *g = &s->gpu[0];
     const uint32_t off = 0;
     EPX_TRY(copy_in(s, s->at.stop, &s->pinned->one, sizeof off));
-    int e = cuda->dispatch(s->device, &s->gpu, &io, EPX_GPU_SEND | EPX_GPU_RECV, s->side);
-    if (e == 0) e = cuda->combine(s->device, &s->gpu, &io, EPX_GPU_SEND | EPX_GPU_RECV, 0, s->side);
-    if (e == 0) e = cuda->dispatch(s->device, &s->gpu, &io, EPX_GPU_RECV, s->side); /* with its gate */
+    int e = cuda->dispatch(s->device, g, &io, EPX_GPU_SEND | EPX_GPU_RECV, s->side);
+    if (e == 0) e = cuda->combine(s->device, g, &io, EPX_GPU_SEND | EPX_GPU_RECV, 0, s->side);
+    if (e == 0) e = cuda->dispatch(s->device, g, &io, EPX_GPU_RECV, s->side); /* with its gate */
     if (e != 0)
         return epx_fail(EPX_ERR_UNSUPPORTED,
                         "max_tokens %d on %d ranks with top_k %d, %d experts and n_blocks %d: the kernels do not fit the shared "
                         "memory of device %d (%s); "
                         "fewer tokens or more blocks do",
-                        p->cfg.max_tokens, p->n_ranks, p->cfg.top_k, p->cfg.n_experts, s->gpu.n_blocks, s->device,
+                        p->cfg.max_tokens, p->n_ranks, p->cfg.top_k, p->cfg.n_experts, g->n_blocks, s->device,
                         cuda->error_text(e));
     EPX_TRY(epx_cuda_check(cuda->stream_sync(s->device, s->side), "first launch of the kernels"));
     return copy_in(s, s->at.stop, &off, sizeof off);
@@ -175,7 +189,8 @@ static epx_status_t rehearse(epx_plan_t *p, state_t *s) {
 static epx_status_t share_plan(epx_plan_t *p, uint64_t timeout_ns) {
     state_t *s = state_of(p);
     EPX_TRY(p->net->device->link->slab_share(p->net, s->slab, timeout_ns));
-    for (int r = 0; r < p->n_ranks; r++) s->gpu.base[r] = s->slab->base[r];
+    for (int c = 0; c < p->cfg.n_channels; c++)
+        for (int r = 0; r < p->n_ranks; r++) s->gpu[c].base[r] = s->slab->base[r] + (uint64_t)c * s->gpu[c].l.total_bytes;
     return rehearse(p, s);
 }
 
@@ -217,20 +232,22 @@ static void stop(epx_plan_t *p) {
 
 static epx_gpu_io_t dispatch_io(const epx_plan_t *p, const epx_io_t *io) {
     const state_t *s = state_of(p);
-    int lists = p->cfg.layout == EPX_LAYOUT_LISTS;
+    char *base = tables_of(s, io->channel);
     epx_gpu_io_t g = {.x = io->x,
+                      .x_scale = (const uint32_t *)(const void *)io->x_scale,
                       .ids = io->ids,
                       .weights = io->weights,
                       .n_tokens = io->n_tokens,
                       .n_tokens_device = io->n_tokens_device,
                       .out_x = io->out_x,
                       .out_scale = io->out_scale,
-                      .out_counts = io->out_counts};
-    if (lists) {
-        g.out_expert_off = (int32_t *)(void *)(s->memory.ptr + s->at.expert_off);
-        g.out_entries = s->memory.ptr + s->at.entries;
-        g.out_row_base = (const void **)(void *)(s->memory.ptr + s->at.row_base);
-        g.out_scale_base = (const float **)(void *)(s->memory.ptr + s->at.scale_base);
+                      .out_counts = io->out_counts,
+                      .out_histogram = io->out_histogram};
+    if (p->cfg.layout != EPX_LAYOUT_EXPERT_MAJOR) g.out_expert_off = (int32_t *)(void *)(base + s->at.expert_off);
+    if (p->cfg.layout == EPX_LAYOUT_LISTS) {
+        g.out_entries = base + s->at.entries;
+        g.out_row_base = (const void **)(void *)(base + s->at.row_base);
+        g.out_scale_base = (const float **)(void *)(base + s->at.scale_base);
     }
     return g;
 }
@@ -238,14 +255,15 @@ static epx_gpu_io_t dispatch_io(const epx_plan_t *p, const epx_io_t *io) {
 static epx_status_t dispatch_halves(epx_plan_t *p, const epx_io_t *io, int halves) {
     state_t *s = state_of(p);
     epx_gpu_io_t g = dispatch_io(p, io);
-    return epx_cuda_check(epx_cuda()->dispatch(s->device, &s->gpu, &g, halves, io->stream), "launch of dispatch");
+    return epx_cuda_check(epx_cuda()->dispatch(s->device, &s->gpu[io->channel], &g, halves, io->stream), "launch of dispatch");
 }
 
 static epx_status_t combine_halves(epx_plan_t *p, const epx_io_t *io, int halves) {
     state_t *s = state_of(p);
     epx_gpu_io_t g = {.x = io->x, .weights = io->combine_weights, .out_x = io->out_x, .add = io->add};
     int reduced = p->cfg.combine == EPX_COMBINE_REDUCED;
-    return epx_cuda_check(epx_cuda()->combine(s->device, &s->gpu, &g, halves, reduced, io->stream), "launch of combine");
+    return epx_cuda_check(epx_cuda()->combine(s->device, &s->gpu[io->channel], &g, halves, reduced, io->stream),
+                          "launch of combine");
 }
 
 static epx_status_t dispatch_send(epx_plan_t *p, const epx_io_t *io) { return dispatch_halves(p, io, EPX_GPU_SEND); }

@@ -472,7 +472,7 @@ template <int TD, int ED, int CD> static int launch(const epx_gpu_plan_t *p, con
     return p->top_k <= 32 ? launch_halves<TD, ED, CD, 1>(p, io, halves, fused, s) : launch_halves<TD, ED, CD, 2>(p, io, halves, fused, s);
 }
 
-/* Expert outputs in token dtype or f32; combine rows in token dtype or f32. */
+/* Expert outputs and combine rows in the result's dtype or f32. */
 template <int TD> static int pick(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves, int fused, cudaStream_t s) {
     if (p->expert_dtype == EPX_F32)
         return p->combine_dtype == EPX_F32 ? launch<TD, EPX_F32, EPX_F32>(p, io, halves, fused, s) : launch<TD, EPX_F32, TD>(p, io, halves, fused, s);
@@ -483,7 +483,7 @@ extern "C" int epx_gpu_combine(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, 
     cudaStream_t s = (cudaStream_t)stream;
     int e = halves == EPX_GPU_RECV ? epx_gpu_gate(p, 1, stream) : 0;
     if (e != 0) return e;
-    if (p->token_dtype == EPX_BF16) return pick<EPX_BF16>(p, io, halves, fused_rows, s);
-    if (p->token_dtype == EPX_F16) return pick<EPX_F16>(p, io, halves, fused_rows, s);
+    if (p->result_dtype == EPX_BF16) return pick<EPX_BF16>(p, io, halves, fused_rows, s);
+    if (p->result_dtype == EPX_F16) return pick<EPX_F16>(p, io, halves, fused_rows, s);
     return launch<EPX_F32, EPX_F32, EPX_F32>(p, io, halves, fused_rows, s);
 }

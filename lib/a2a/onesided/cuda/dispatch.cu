@@ -103,13 +103,15 @@ __device__ __forceinline__ float quotient(float x, float s, float r) {
 }
 
 /* 16 channels of one lane in fp8 and the scale of the block of 8 lanes. Clamps of amax: docs/protocol.md. */
-__device__ __forceinline__ uint4 quantise16(const float *f, float *out_scale) {
+__device__ __forceinline__ uint4 quantise16(const float *f, bool ue8m0, float *out_scale) {
     float amax = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++) amax = fmaxf(amax, fabsf(f[i])); /* fmaxf drops NaN */
     for (int o = 1; o < 8; o *= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, o));
     amax = fminf(fmaxf(amax, 1e-12f), 3.402823466e+38f);
-    float s = __fdiv_rn(amax, 448.0f), r = __frcp_rn(s);
+    float s = __fdiv_rn(amax, 448.0f);
+    if (ue8m0) s = __uint_as_float((__float_as_uint(s) + 0x7FFFFFu) & 0x7F800000u); /* the least power of two not below */
+    float r = __frcp_rn(s);
     uint32_t w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -121,29 +123,40 @@ __device__ __forceinline__ uint4 quantise16(const float *f, float *out_scale) {
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* 16 or 8 bytes; an odd number of 8 bytes in a row (fp8, H % 16 == 8) leaves rows on 8. */
 __device__ __forceinline__ void put_bytes(char *dst, uint4 v, int n) {
-    if (n == 16) *(uint4 *)dst = v;
-    else if (n == 8) *(uint2 *)dst = make_uint2(v.x, v.y);
-    else *(uint32_t *)dst = v.x;
+    if (n == 16 && ((uintptr_t)dst & 8) == 0) {
+        *(uint4 *)dst = v;
+        return;
+    }
+    *(uint2 *)dst = make_uint2(v.x, v.y);
+    if (n == 16) *(uint2 *)(dst + 8) = make_uint2(v.z, v.w);
+}
+__device__ __forceinline__ uint4 get_bytes(const char *src, int n) {
+    if (n == 16 && ((uintptr_t)src & 8) == 0) return *(const uint4 *)src;
+    uint2 a = *(const uint2 *)src, b = n == 16 ? *(const uint2 *)(src + 8) : make_uint2(0, 0);
+    return make_uint4(a.x, a.y, b.x, b.y);
 }
 
-/* Channels of segment seg, its bytes of codes or elements, and its packets. */
+/* Channels of segment seg, its bytes of codes or elements, the words of its scales (first_word: in the row), and its packets. */
 struct Segment {
-    int c0, n_ch, n_bytes, n_scales, first_packet, n_packets;
-    __device__ Segment(const epx_gpu_plan_t &p, int seg, int width, int bytes, bool fp8) {
-        c0 = seg * width, n_ch = min(width, p.hidden - c0), n_bytes = n_ch * bytes, n_scales = fp8 ? (n_ch + 127) / 128 : 0;
-        first_packet = seg * ((SEG * bytes + (fp8 ? SEG / 128 * 4 : 0)) / 12), n_packets = (n_bytes + n_scales * 4 + 11) / 12;
+    int c0, n_ch, n_bytes, n_words, first_word, first_packet, n_packets;
+    __device__ Segment(const epx_gpu_plan_t &p, int seg, int width, int bytes, bool scales) {
+        int a_word = p.ue8m0 ? 512 : 128; /* channels; segments are multiples of it */
+        c0 = seg * width, n_ch = min(width, p.hidden - c0), n_bytes = n_ch * bytes, n_words = scales ? (n_ch + a_word - 1) / a_word : 0;
+        first_word = c0 / a_word;
+        first_packet = seg * ((SEG * bytes + (scales ? SEG / a_word * 4 : 0)) / 12), n_packets = (n_bytes + n_words * 4 + 11) / 12;
     }
 };
 
 /* The segment of token t in wire form: meanwhile() once the first loads are on their way, then put(offset of 16-byte piece in the segment's
- * elements, value, bytes), put_scale(block, scale). All 128 threads of a group call it. */
+ * elements, value, bytes), put_scale(word of the segment, value). All 128 threads of a group call it. */
 template <int TD, bool FP8, class Meanwhile, class Put, class PutScale>
 __device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Segment &g, const Meanwhile &meanwhile, const Put &put, const PutScale &put_scale) {
     constexpr int B = Elem<TD>::BYTES;
     const char *src = (const char *)d.io.x + ((int64_t)t * d.p.hidden + g.c0) * B;
     int lane = group_lane();
-    if (FP8) {
+    if constexpr (FP8) {
         int c = lane * 16;
         float f[16], s;
 #pragma unroll
@@ -156,18 +169,28 @@ __device__ __forceinline__ void wire_segment(const Dispatch &d, int t, const Seg
             }
         }
         meanwhile();
-        uint4 q = quantise16(f, &s);
-        if (c < g.n_ch) {
-            put(c, q, c + 8 < g.n_ch ? 16 : 8);
-            if (lane % 8 == 0) put_scale(lane / 8, s);
+        uint4 q = quantise16(f, d.p.ue8m0, &s);
+        if (c < g.n_ch) put(c, q, c + 8 < g.n_ch ? 16 : 8);
+        if (d.p.ue8m0) { /* the four codes of a warp's 512 channels are one word */
+            uint32_t code = c < g.n_ch ? __float_as_uint(s) >> 23 : 0u, w = 0;
+#pragma unroll
+            for (int b = 0; b < 4; b++) w |= __shfl_sync(~0u, code, 8 * b) << (8 * b);
+            if (lane % 32 == 0 && c < g.n_ch) put_scale(lane / 32, w);
+        } else if (lane % 8 == 0 && c < g.n_ch) {
+            put_scale(lane / 8, __float_as_uint(s));
         }
         return;
     }
-    uint4 first = lane < g.n_bytes / 16 ? ((const uint4 *)src)[lane] : make_uint4(0, 0, 0, 0);
+    int n = g.n_bytes - 16 * lane >= 16 ? 16 : 8;
+    uint4 first = 16 * lane < g.n_bytes ? get_bytes(src + 16 * lane, n) : make_uint4(0, 0, 0, 0);
     meanwhile();
-    if (lane < g.n_bytes / 16) put(16 * lane, first, 16);
+    if (16 * lane < g.n_bytes) put(16 * lane, first, n);
 #pragma unroll 1
-    for (int i = lane + GROUP; i < g.n_bytes / 16; i += GROUP) put(16 * i, ((const uint4 *)src)[i], 16);
+    for (int i = lane + GROUP; 16 * i < g.n_bytes; i += GROUP) {
+        n = g.n_bytes - 16 * i >= 16 ? 16 : 8;
+        put(16 * i, get_bytes(src + 16 * i, n), n);
+    }
+    if (TD == EPX_FP8_E4M3 && lane < g.n_words) put_scale(lane, d.io.x_scale[(int64_t)t * d.p.l.scale_words + g.first_word + lane]);
 }
 
 /* Ids as the caller gave them; nothing looks at them yet, so they travel together with the row that is loaded next. */
@@ -192,10 +215,11 @@ __device__ __forceinline__ uint32_t owners(const Dispatch &d, TokenIds<2> ids) {
 template <int TD, bool FP8> __device__ void send_bulk(const Dispatch &d) {
     int n_seg = d.n_seg(EPX_GPU_BULK), n_units = d.n_tokens * n_seg, step = gridDim.x * GROUPS, n_ranks = d.p.n_ranks;
     constexpr int B = FP8 ? 1 : Elem<TD>::BYTES;
+    constexpr bool SCALES = FP8 || TD == EPX_FP8_E4M3;
 #pragma unroll 1
     for (int u = group_id() * gridDim.x + blockIdx.x; u < n_units; u += step) {
         int t = u / n_seg;
-        Segment g(d.p, u % n_seg, BULK, B, FP8);
+        Segment g(d.p, u % n_seg, BULK, B, SCALES);
         TokenIds<2> ids = ask_ids(d, t);
         uint32_t mask = 0;
         wire_segment<TD, FP8>(
@@ -207,10 +231,10 @@ template <int TD, bool FP8> __device__ void send_bulk(const Dispatch &d) {
                     if (mask >> q & 1) put_bytes(d.row(q, d.p.rank, t) + g.c0 * B + off, v, n);
                 }
             },
-            [&](int b, float s) {
+            [&](int b, uint32_t s) {
 #pragma unroll 1
                 for (int q = 0; q < n_ranks; q++)
-                    if (mask >> q & 1) *(float *)(d.row(q, d.p.rank, t) + d.p.l.d_scale_off + (g.c0 / 128 + b) * 4) = s;
+                    if (mask >> q & 1) *(uint32_t *)(d.row(q, d.p.rank, t) + d.p.l.d_scale_off + (g.first_word + b) * 4) = s;
             });
     }
     EPX_STAMP(d.p, 9);
@@ -229,12 +253,12 @@ template <int TD, bool FP8> __device__ void send_packets(const Dispatch &d, char
 #pragma unroll 1
     for (int u = group_id() * gridDim.x + blockIdx.x; u < n_units; u += step) {
         int t = u / n_seg;
-        Segment g(d.p, u % n_seg, SEG, FP8 ? 1 : Elem<TD>::BYTES, FP8);
+        Segment g(d.p, u % n_seg, SEG, FP8 ? 1 : Elem<TD>::BYTES, FP8 || TD == EPX_FP8_E4M3);
         TokenIds<2> ids = ask_ids(d, t);
         uint32_t mask = 0;
         wire_segment<TD, FP8>(
             d, t, g, [&] { mask = owners(d, ids); }, [&](int off, uint4 v, int n) { put_bytes(image + off, v, n); },
-            [&](int b, float s) { *(float *)(image + g.n_bytes + b * 4) = s; });
+            [&](int b, uint32_t s) { *(uint32_t *)(image + g.n_bytes + b * 4) = s; });
         group_sync();
         const uint32_t *w = (const uint32_t *)image;
 #pragma unroll 1
@@ -350,10 +374,13 @@ __device__ bool read_ids(const Dispatch &d, const Arrivals &a, const Early &earl
     return !*a.bad;
 }
 
-/* Rows of each local expert before the run; lists need everybody's totals too. */
+/* Are output rows of an expert placed after those of all experts before it? */
+__device__ __forceinline__ bool needs_totals(const Dispatch &d) { return d.io.out_x == nullptr || d.p.contiguous; }
+
+/* Rows of each local expert before the run; lists and contiguous rows need everybody's totals too. */
 __device__ void count_before(const Dispatch &d, const Arrivals &a, int begin, int total) {
     int n = d.p.n_local, K = d.p.top_k;
-    bool lists = d.io.out_x == nullptr;
+    bool lists = needs_totals(d);
     if (!lists && begin == 0) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < (lists ? total : begin) * K; i += THREADS) {
@@ -368,6 +395,7 @@ __device__ void count_before(const Dispatch &d, const Arrivals &a, int begin, in
 #pragma unroll 1
         for (int base = 0, sum = 0; base < n; base += 32) {
             int e = base + threadIdx.x, v = e < n ? a.start[e + 1] : 0;
+            v = (v + d.p.align - 1) / d.p.align * d.p.align;
 #pragma unroll
             for (int o = 1; o < 32; o *= 2) {
                 int u = __shfl_up_sync(~0u, v, o);
@@ -390,7 +418,7 @@ __device__ void count_before(const Dispatch &d, const Arrivals &a, int begin, in
 /* Output rows of pairs [begin, end): lists are ordered by (expert, source, token). One warp. */
 __device__ void build_places(const Dispatch &d, const Arrivals &a, int begin, int end) {
     int K = d.p.top_k, lane = threadIdx.x;
-    bool lists = d.io.out_x == nullptr;
+    bool lists = needs_totals(d);
     if (threadIdx.x < 32)
 #pragma unroll 1
         for (int pair = begin; pair < end; pair++) {
@@ -467,20 +495,27 @@ __device__ __forceinline__ void write_scale(const Dispatch &d, const Target &to,
         return;
     }
 #pragma unroll 1
-    for (int i = 0; i < to.n; i++) ((uint32_t *)d.io.out_scale)[(int64_t)to.row[i] * d.p.l.n_scales + b] = v;
+    for (int i = 0; i < to.n; i++) {
+        int64_t row = to.row[i], at = row * d.p.l.scale_words + b;
+        if (d.p.scale_by_column) { /* one block of columns; expert-major: one for each expert */
+            int64_t e = d.p.contiguous ? 0 : row / d.p.row_cap;
+            at = (e * d.p.l.scale_words + b) * d.p.scale_gap + row - e * d.p.row_cap;
+        }
+        ((uint32_t *)d.io.out_scale)[at] = v;
+    }
 }
 
 template <int B, bool FP8> __device__ void unpack_bulk(const Dispatch &d, int s, int t, const Segment &g, const Target &to) {
     const char *src = d.row(d.p.rank, s, t);
     int b = GROUP - 1 - group_lane();
     uint32_t scale = 0;
-    if (FP8 && b < g.n_scales) scale = *(volatile const uint32_t *)(src + d.p.l.d_scale_off + (g.c0 / 128 + b) * 4);
+    if (FP8 && b < g.n_words) scale = *(volatile const uint32_t *)(src + d.p.l.d_scale_off + (g.first_word + b) * 4);
 #pragma unroll 1
     for (int i = group_lane(); i < (g.n_bytes + 15) / 16; i += GROUP) {
         uint4 v = load_row16(src + g.c0 * B + 16 * i);
         write_rows(d, to, d.p.hidden * B, g.c0 * B + 16 * i, v, g.n_bytes - 16 * i >= 16 ? 16 : 8);
     }
-    if (FP8 && b < g.n_scales) write_scale(d, to, g.c0 / 128 + b, scale);
+    if (FP8 && b < g.n_words) write_scale(d, to, g.first_word + b, scale);
 }
 
 /* The first two packets of a thread, asked for early; tag checked later. */
@@ -504,7 +539,7 @@ template <int B, bool FP8> __device__ bool unpack_packets(const Dispatch &d, con
     for (int i = group_lane(); i < (g.n_bytes + 15) / 16; i += GROUP)
         write_rows(d, to, d.p.hidden * B, g.c0 * B + 16 * i, *(const uint4 *)(a.image + 16 * i), g.n_bytes - 16 * i >= 16 ? 16 : 8);
     int b = GROUP - 1 - group_lane();
-    if (FP8 && b < g.n_scales) write_scale(d, to, g.c0 / 128 + b, *(const uint32_t *)(a.image + g.n_bytes + 4 * b));
+    if (FP8 && b < g.n_words) write_scale(d, to, g.first_word + b, *(const uint32_t *)(a.image + g.n_bytes + 4 * b));
     group_sync();
     return true;
 }
@@ -561,7 +596,7 @@ template <int B, bool FP8> __device__ void receive(const Dispatch &d, Arrivals &
     if (u0 >= u1 && !last && blockIdx.x != 0) return;
     EarlyPackets packets = ask_packets<B, FP8>(d, a, u0 + group_id(), u1);
     int begin = u0 < u1 ? pair_of(d, a, u0) : total, end = u0 < u1 ? pair_of(d, a, u1 - 1) + 1 : total;
-    if (!read_ids(d, a, early, d.io.out_x ? end : total)) return;
+    if (!read_ids(d, a, early, needs_totals(d) ? total : end)) return;
     EPX_STAMP(d.p, 5);
     count_before(d, a, begin, total);
     build_places(d, a, begin, end);
@@ -613,7 +648,7 @@ __global__ void __launch_bounds__(THREADS, 2) dispatch_kernel(const __grid_const
         a.rows = (int32_t *)at, at += align16((size_t)run_pairs * (p.top_k + 1) * 4);
         a.local = (uint16_t *)at;
         __syncthreads();
-        receive<B, FP8>(d, a);
+        receive<B, FP8 || TD == EPX_FP8_E4M3>(d, a);
         EPX_STAMP(p, 8);
         EPX_DELAY(7);
         if (threadIdx.x == 0) p.blocks[blockIdx.x].done[1] = d.epoch;
@@ -630,7 +665,8 @@ template <int TD, bool FP8> static int launch(const epx_gpu_plan_t *p, const epx
     size_t bytes = epx_gpu_dispatch_shared(p); /* sized for E local experts, so that ranks agree */
     cudaError_t e = allow_shared((const void *)dispatch_kernel<TD, FP8>, bytes);
     if (e != cudaSuccess) return (int)e;
-    return (int)start(dispatch_kernel<TD, FP8>, p, bytes, s, *p, *io, halves, epx_gpu_run_pairs(p));
+    e = start(dispatch_kernel<TD, FP8>, p, bytes, s, *p, *io, halves, epx_gpu_run_pairs(p));
+    return e == cudaSuccess && halves & EPX_GPU_RECV ? epx_gpu_after(p, io, s) : (int)e;
 }
 
 extern "C" int epx_gpu_dispatch(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves, void *stream) {
@@ -638,6 +674,7 @@ extern "C" int epx_gpu_dispatch(const epx_gpu_plan_t *p, const epx_gpu_io_t *io,
     bool fp8 = p->wire_dtype == EPX_FP8_E4M3;
     int e = halves == EPX_GPU_RECV ? epx_gpu_gate(p, 0, stream) : 0;
     if (e != 0) return e;
+    if (p->token_dtype == EPX_FP8_E4M3) return launch<EPX_FP8_E4M3, false>(p, io, halves, s);
     if (p->token_dtype == EPX_BF16) return fp8 ? launch<EPX_BF16, true>(p, io, halves, s) : launch<EPX_BF16, false>(p, io, halves, s);
     if (p->token_dtype == EPX_F16) return fp8 ? launch<EPX_F16, true>(p, io, halves, s) : launch<EPX_F16, false>(p, io, halves, s);
     return fp8 ? launch<EPX_F32, true>(p, io, halves, s) : launch<EPX_F32, false>(p, io, halves, s);

@@ -205,6 +205,9 @@ template <int HALVES> __device__ __forceinline__ uint32_t ranks_of(const TokenId
 
 /* 8 elements of a row <-> f32. */
 template <int D> struct Elem;
+template <> struct Elem<EPX_FP8_E4M3> { /* given as fp8: only moved */
+    enum { BYTES = 1 };
+};
 template <> struct Elem<EPX_BF16> {
     enum { BYTES = 2 };
     static __device__ __forceinline__ void get8(const void *p, float *f, bool slab) {

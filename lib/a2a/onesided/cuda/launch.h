@@ -18,6 +18,10 @@ int epx_gpu_combine(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, int halves,
  * alone. */
 int epx_gpu_gate(const epx_gpu_plan_t *p, int combine, void *stream);
 
+/* What few plans and calls ask for, after a receiving half of dispatch: zeros in the padding of contiguous rows, the histogram.
+ */
+int epx_gpu_after(const epx_gpu_plan_t *p, const epx_gpu_io_t *io, void *stream);
+
 #ifdef __cplusplus
 }
 #endif
