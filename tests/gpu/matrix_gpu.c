@@ -70,7 +70,7 @@ static int run_case(th_rank_t *r, epx_group_t *g, th_device_t *d, int idx, int d
                            .scale_layout = layout != EPX_LAYOUT_LISTS && idx / 3 % 2 ? EPX_SCALE_COL_MAJOR : EPX_SCALE_ROW_MAJOR,
                            .mode = mode ? EPX_COMBINE_PARTIAL : EPX_COMBINE_EXACT};
     if (idx % 4 == 1) c.n_channels = 1 + idx % 3, c.channel = idx % 3; /* one of several */
-    if (c.n_channels > 1 && a->w > 4) c.n_blocks = 0; /* the channels share what a rank may have of the device */
+    if (c.n_channels > 1 && a->w > 4) c.n_blocks = 0;                  /* the channels share what a rank may have of the device */
     fill_placement(&c.shape, idx % 3, c.seed, slot_rank, slot_expert);
     return th_case_run(r, g, &c);
 }
