@@ -11,6 +11,7 @@ import lzma
 import os
 
 import performance_cpu
+import performance_llama
 import performance_serving
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -61,6 +62,8 @@ def main():
     print()
     performance_cpu.print_cpu()
     print("\n".join(performance_serving.section()))
+    print()
+    print("\n".join(performance_llama.section()))
 
 
 main()
