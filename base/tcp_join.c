@@ -74,7 +74,7 @@ epx_status_t epx_tcp_check_token(const epx_tcp_address_t *a) {
                     a->text);
 }
 
-static void prove(const char *role, const uint8_t nonces[2][NONCE_BYTES], int member, int n, int status,
+static void prove(const char *role, const uint8_t (*nonces)[NONCE_BYTES] /* [2] */, int member, int n, int status,
                   uint8_t out_mac[EPX_SHA256_BYTES]) {
     const char *token = getenv("EPX_JOIN_TOKEN");
     proof_t p = {.member = member, .n = n, .status = status};
@@ -95,8 +95,8 @@ static void close_fd(int *fd) {
 
 /* ---- member 0 ---- */
 
-/* nonces NULL: to a stranger, without proof. */
-static void send_verdict(lobby_t *l, int fd, int member, const uint8_t nonces[2][NONCE_BYTES], epx_status_t s) {
+/* nonces [2]; NULL: to a stranger, without proof. */
+static void send_verdict(lobby_t *l, int fd, int member, const uint8_t (*nonces)[NONCE_BYTES], epx_status_t s) {
     verdict_t f = {.magic = MAGIC, .status = s};
     if (s < 0) snprintf(f.message, sizeof f.message, "%.*s", MESSAGE_BYTES - 1, epx_error_message());
     if (nonces != NULL) prove("verdict", nonces, member, l->p->n, s, f.mac);

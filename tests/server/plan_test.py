@@ -5,6 +5,7 @@ expected times with those of bench/results/h200-x2.
 Usage: plan_test.py EPX_PROGRAM RESULTS.  The routing of the bench is random: bytes of the busiest rank may exceed the mean by 6 %.
 """
 import json
+import lzma
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,7 @@ if v3[2]["buffer_bytes"] is None or v3[2]["buffer_bytes"] > 32e6:
     print("FAILED: buffers of DeepSeek-V3's shape, 128 tokens, 8 ranks:", v3[2]["buffer_bytes"])
 # Times on the one link that this project has measured: the best variant of each size, fp8 out, one bf16 sum a rank back.
 best = {}
-for m in map(json.loads, open(sys.argv[2])):
+for m in map(json.loads, lzma.open(sys.argv[2], "rt")):
     if m["case"] == "fused" and m["dispatch_dtype"] == "fp8_e4m3" and m["combine_mode"] == "partial" and m["checked"]:
         key = (m["E"], m["K"], m["H"], m["T"], m["W"])
         best[key] = min(m["us_p50"], best.get(key, m["us_p50"]))
