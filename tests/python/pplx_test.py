@@ -192,13 +192,12 @@ def unique_ids_and_alltoall():
 
 def rank_internode(rank, n):
     """Ranks that act as if they were on two hosts; without UCX the error says so."""
-    by_address(rank, n)
-    make = lambda: pplx.AllToAll.internode(2, 2, 1, rank, n, 1, 16, 32, 0)  # noqa: E731
     if not any(c.name == "ucx" and c.available for c in epx.components()):
         with refused(epx.UnsupportedError, "ucx"):
-            make()
+            by_address(rank, n)
         return
-    ata = make()
+    by_address(rank, n)
+    ata = pplx.AllToAll.internode(2, 2, 1, rank, n, 1, 16, 32, 0)
     x, ids, weights = np.full((2, 16), rank + 1, F16), np.array([[0], [1]], np.uint32), np.ones((2, 1), F32)
     counts, rows, out = np.zeros(1, np.int32), np.zeros((1, 4, 16), F16), np.zeros((2, 16), F16)
     ata.dispatch(counts, rows, None, x, None, ids, None)
