@@ -40,6 +40,9 @@ int epx_command_demo(const epx_settings_t *o) {
         printf("\n");
         code = epx_serve_session(&s, 1);
     } else {
+        printf("\nStandard input is not a terminal, so this ends here. To serve: epx serve --model-path %s --tp 2 --dp 2 "
+               "--enable-dp-attention\n",
+               o->model_path);
         code = 0;
     }
     epx_session_close(&s);
