@@ -1,6 +1,7 @@
-"""The part of docs/performance.md about llama.cpp, from bench/results/xeon-2cpu/llama.jsonl. Standard library only; see performance.py."""
+"""The part of docs/performance.md about llama.cpp, from bench/results/xeon-2cpu/llama.jsonl.xz. Standard library only; see performance.py."""
 import collections
 import json
+import lzma
 import os
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -29,7 +30,7 @@ def cell(values):
 
 
 def section():
-    with open(os.path.join(HERE, "results", "xeon-2cpu", "llama.jsonl"), encoding="utf-8") as f:
+    with lzma.open(os.path.join(HERE, "results", "xeon-2cpu", "llama.jsonl.xz"), "rt", encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
     speed = collections.defaultdict(list)
     for d in rows:

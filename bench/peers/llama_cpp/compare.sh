@@ -7,7 +7,7 @@
 set -eu
 [ $# -ge 4 ] || { sed -n 2,7p "$0"; exit 2; }
 llama=$1 model=$2 gguf=$3 out=$4 seed=${5:-1}
-epx=${EPX:-build/epx} threads=${THREADS:-2} run=${RUN:-} port=31800
+epx=${EPX:-build/epx} threads=${THREADS:-2} run=${RUN:-}
 
 # drive SERVER: case, requests, prompt tokens, new tokens, at a time
 drive() {
@@ -24,10 +24,10 @@ drive() {
 	CASES
 }
 
-# measure SERVER COMMAND...: start, wait until it answers, drive, stop.
+# measure SERVER PORT COMMAND...: start, wait until it answers, drive, stop. A port each: the first may stay taken for a while.
 measure() {
-    name=$1 tries=0
-    shift
+    name=$1 port=$2 tries=0
+    shift 2
     # shellcheck disable=SC2086
     $run "$@" >"$out.$name.log" 2>&1 &
     pid=$!
@@ -41,5 +41,5 @@ measure() {
     wait $pid || true
 }
 
-measure llama "$llama" -m "$gguf" -t "$threads" -tb "$threads" -np 16 -c 16384 --port $port
-measure epx "$epx" serve --model-path "$model" --threads "$threads" --port $port --disable-radix-cache --served-model-name x --log-level error
+measure llama 31800 "$llama" -m "$gguf" -t "$threads" -tb "$threads" -np 16 -c 16384 --port 31800
+measure epx 31801 "$epx" serve --model-path "$model" --threads "$threads" --port 31801 --disable-radix-cache --served-model-name x --log-level error
