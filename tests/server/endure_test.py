@@ -122,7 +122,7 @@ def flat_memory(server, pids, body, warm_s, seconds, slack):
 def many_streams_flat():
     s = Server([FAKE])
     flat_memory(s, [s.process.pid], lambda i: ("/v1/completions", comp(f"stream {i}: " + "word " * 40, seed=20 + i % 30, stream=True)), 6, 120 if LONG else 6,
-                4 * MIB)
+                (16 if LONG else 4) * MIB)
     s.stop()
 
 
@@ -246,9 +246,10 @@ def kv_is_freed():
 
 
 def ranks_under_many_streams():
-    """`epx serve` with two ranks, 512 streams, for minutes: memory of the front and of the ranks is flat."""
+    """`epx serve` with two ranks, 512 streams, for minutes: memory of the front and of the ranks is flat. The KV pool is small, so that the
+    warm-up touches all its pages: a rank takes them as it first uses them."""
     s = Server([EPX, "serve", "--model-path", MODEL, "--port", str(free_port()), "--tp", "2", "--dp", "2", "--enable-dp-attention", "--max-running-requests",
-                "512", "--log-level", "error"], r"^http://127\.0\.0\.1:(\d+)", 60)
+                "512", "--max-total-tokens", "40960", "--log-level", "error"], r"^http://127\.0\.0\.1:(\d+)", 60)
     try:
         children = [int(p) for t in os.listdir(f"/proc/{s.process.pid}/task") for p in open(f"/proc/{s.process.pid}/task/{t}/children").read().split()]
         body = lambda i: ("/generate", {"text": f"Question: {i} ", "stream": True, "sampling_params": {"max_new_tokens": 64, "ignore_eos": True, "temperature": 1}})
