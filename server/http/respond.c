@@ -76,7 +76,9 @@ static ssize_t read_stream(void *call, uint64_t pos, char *buf, size_t max) {
         epx_call_pump(c);
         write_error_once(c);
         if (c->out_off < c->out.n_bytes || c->ended) continue;
-        if (c->client_left) return MHD_CONTENT_READER_END_WITH_ERROR;
+        /* Not END_WITH_ERROR: with epoll libmicrohttpd (0.9.75) forgets such a connection until its timeout. The end that it
+         * writes to a client that is gone fails at once and closes. */
+        if (c->client_left) return MHD_CONTENT_READER_END_OF_STREAM;
         if (epx_call_suspend(c)) return 0;
     }
 }
