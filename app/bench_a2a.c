@@ -79,19 +79,9 @@ static const settings_t defaults = {.device = "cpu",
 
 /* ---- settings to jobs ---- */
 
-static int each_element(const char *list, char *out, size_t cap, int i) {
-    while (i-- > 0) {
-        list = strchr(list, ',');
-        if (!list) return 0;
-        list++;
-    }
-    snprintf(out, cap, "%.*s", (int)strcspn(list, ","), list);
-    return 1;
-}
-
 static epx_status_t check_names(const char *flag, const char *list, const char *legal, epx_str_t *problems) {
     char word[64];
-    for (int i = 0; each_element(list, word, sizeof word, i); i++)
+    for (int i = 0; epx_options_element(list, i, word, sizeof word); i++)
         if (!epx_options_in_list(legal, word))
             EPX_TRY(epx_str_printf(problems, "--%s %s: legal values: %s\n", flag, word, legal));
     if (strlen(list) >= 64) EPX_TRY(epx_str_printf(problems, "--%s: longer than 63 characters\n", flag));
@@ -113,12 +103,12 @@ static int read_skew(const char *word) {
 
 static epx_status_t add_jobs(const settings_t *o, const bench_job_t *shape, bench_run_t *run, epx_str_t *problems) {
     char tokens[32], skew[32], end;
-    for (int t = 0; each_element(o->tokens, tokens, sizeof tokens, t); t++) {
+    for (int t = 0; epx_options_element(o->tokens, t, tokens, sizeof tokens); t++) {
         bench_job_t j = *shape;
         if (sscanf(tokens, "%d%c", &j.n_tokens, &end) != 1 || j.n_tokens < 1 || j.n_tokens > 65536) {
             return epx_str_printf(problems, "--tokens %s: legal values: 1 to 65536\n", tokens);
         }
-        for (int s = 0; each_element(o->skews, skew, sizeof skew, s); s++) {
+        for (int s = 0; epx_options_element(o->skews, s, skew, sizeof skew); s++) {
             int k = read_skew(skew);
             if (k < 0) return EPX_OK; /* reported by check_names() */
             j.skew = (bench_skew_t)k;
@@ -137,7 +127,7 @@ static epx_status_t check(const settings_t *o, bench_run_t *run, epx_str_t *prob
     EPX_TRY(check_names("layouts", o->layouts, "lists|expert-major|fused", problems));
     EPX_TRY(check_names("inputs", o->inputs, "private|registered", problems));
     EPX_TRY(check_names("dtypes", o->dtypes, "bf16|fp8", problems));
-    for (int i = 0; each_element(o->shapes, word, sizeof word, i); i++) {
+    for (int i = 0; epx_options_element(o->shapes, i, word, sizeof word); i++) {
         bench_job_t j = {0};
         if (read_shape(word, (int)o->ranks, &j)) EPX_TRY(add_jobs(o, &j, run, problems));
         else

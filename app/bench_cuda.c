@@ -54,19 +54,9 @@ static const epx_option_t options[] = {
 static const char *const commands[] = {"epx bench a2a --device cuda", NULL};
 static const epx_option_table_t table = {options, sizeof options / sizeof options[0], commands};
 
-static int element(const char *list, char *out, size_t cap, int i) {
-    while (i-- > 0) {
-        list = strchr(list, ',');
-        if (list == NULL) return 0;
-        list++;
-    }
-    snprintf(out, cap, "%.*s", (int)strcspn(list, ","), list);
-    return 1;
-}
-
 static epx_status_t check_names(const char *flag, const char *list, const char *legal, epx_str_t *problems) {
     char word[64];
-    for (int i = 0; element(list, word, sizeof word, i); i++)
+    for (int i = 0; epx_options_element(list, i, word, sizeof word); i++)
         if (!epx_options_in_list(legal, word))
             EPX_TRY(epx_str_printf(problems, "--%s %s: legal values: %s\n", flag, word, legal));
     return EPX_OK;
@@ -74,7 +64,7 @@ static epx_status_t check_names(const char *flag, const char *list, const char *
 
 static epx_status_t check_numbers(const char *flag, const char *list, int lo, int hi, epx_str_t *problems) {
     char word[32], end;
-    for (int i = 0, v; element(list, word, sizeof word, i); i++)
+    for (int i = 0, v; epx_options_element(list, i, word, sizeof word); i++)
         if (sscanf(word, "%d%c", &v, &end) != 1 || v < lo || v > hi)
             EPX_TRY(epx_str_printf(problems, "--%s %s: legal values: %d to %d\n", flag, word, lo, hi));
     return EPX_OK;
@@ -97,7 +87,7 @@ static epx_status_t check(const settings_t *o, epx_str_t *problems) {
     EPX_TRY(check_names("dtypes", o->dtypes, "fp8|bf16", problems));
     EPX_TRY(check_numbers("tokens", o->tokens, 1, 65536, problems));
     EPX_TRY(check_numbers("gpu-blocks", o->blocks, 0, 4096, problems));
-    for (int i = 0; element(o->shapes, word, sizeof word, i); i++)
+    for (int i = 0; epx_options_element(o->shapes, i, word, sizeof word); i++)
         if (!read_shape(word, &j))
             EPX_TRY(epx_str_printf(
                 problems,
@@ -118,10 +108,10 @@ static int add(bc_t *b, bc_job_t j) {
 static int add_variants(const settings_t *o, bc_t *b, bc_job_t j) {
     char combine[16], kind[16], calls[8], blocks[16];
     int rc = 0;
-    for (int c = 0; element(o->combines, combine, sizeof combine, c); c++)
-        for (int k = 0; element(o->cases, kind, sizeof kind, k); k++)
-            for (int n = 0; element(o->calls, calls, sizeof calls, n); n++)
-                for (int g = 0; element(o->blocks, blocks, sizeof blocks, g); g++) {
+    for (int c = 0; epx_options_element(o->combines, c, combine, sizeof combine); c++)
+        for (int k = 0; epx_options_element(o->cases, k, kind, sizeof kind); k++)
+            for (int n = 0; epx_options_element(o->calls, n, calls, sizeof calls); n++)
+                for (int g = 0; epx_options_element(o->blocks, g, blocks, sizeof blocks); g++) {
                     j.exact = strcmp(combine, "exact") == 0, j.fused = strcmp(kind, "fused") == 0,
                     j.separate = strcmp(calls, "4") == 0;
                     j.n_blocks = atoi(blocks), j.overlap = o->overlap;
@@ -133,13 +123,13 @@ static int add_variants(const settings_t *o, bc_t *b, bc_job_t j) {
 static int add_jobs(const settings_t *o, bc_t *b, int peers) {
     char shape[64], tokens[32], skew[16], dtype[16];
     int rc = 0;
-    for (int s = 0; element(o->shapes, shape, sizeof shape, s); s++)
-        for (int t = 0; element(o->tokens, tokens, sizeof tokens, t); t++)
-            for (int k = 0; element(o->skews, skew, sizeof skew, k); k++) {
+    for (int s = 0; epx_options_element(o->shapes, s, shape, sizeof shape); s++)
+        for (int t = 0; epx_options_element(o->tokens, t, tokens, sizeof tokens); t++)
+            for (int k = 0; epx_options_element(o->skews, k, skew, sizeof skew); k++) {
                 bc_job_t j = {0};
                 (void)read_shape(shape, &j);
                 j.n_tokens = atoi(tokens), j.hot = strcmp(skew, "hot") == 0;
-                for (int d = 0; element(o->dtypes, dtype, sizeof dtype, d); d++) {
+                for (int d = 0; epx_options_element(o->dtypes, d, dtype, sizeof dtype); d++) {
                     j.fp8 = strcmp(dtype, "fp8") == 0;
                     rc |= add_variants(o, b, j);
                 }

@@ -19,6 +19,16 @@ typedef struct {
 
 static size_t element_bytes(const char *list) { return strcspn(list, "|"); }
 
+int epx_options_element(const char *list, int i, char *out, size_t cap) {
+    while (i-- > 0) {
+        list = strchr(list, ',');
+        if (list == NULL) return 0;
+        list++;
+    }
+    snprintf(out, cap, "%.*s", (int)strcspn(list, ","), list);
+    return 1;
+}
+
 int epx_options_in_list(const char *list, const char *word) {
     size_t n = strlen(word);
     while (list && *list) {
@@ -98,7 +108,11 @@ static epx_status_t report_unknown(const parse_t *p, const char *word, size_t n)
     names[k] = NULL;
     snprintf(text, sizeof text, "%.*s", (int)n, word);
     nearest = epx_options_nearest(names, text);
-    return epx_str_printf(p->problems, "unknown flag --%.*s; did you mean --%s?\n", (int)n, word, nearest ? nearest : "help");
+    EPX_TRY(epx_str_printf(p->problems, "unknown flag --%.*s", (int)n, word));
+    /* a name of which most letters differ is no help */
+    if (nearest && (size_t)epx_edit_distance(text, nearest) <= n / 2)
+        EPX_TRY(epx_str_printf(p->problems, "; did you mean --%s?", nearest));
+    return epx_str_append_z(p->problems, "\n");
 }
 
 static epx_status_t report_foreign(const parse_t *p, const epx_option_t *o) {

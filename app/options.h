@@ -56,6 +56,8 @@ epx_status_t epx_options_help(const epx_option_table_t *t, int command_idx, epx_
 epx_status_t epx_options_wrap(epx_str_t *out, const char *text, int indent);
 /* The name of the NULL-terminated list that is nearest to `word`; NULL for an empty list. */
 const char *epx_options_nearest(const char *const *names, const char *word);
+/* Element i of "x,y,z" as a string, cut at cap; 0 past the last. */
+int epx_options_element(const char *list, int i, char *out, size_t cap);
 /* 1 when `word` is an element of "a|b|c". */
 int epx_options_in_list(const char *list, const char *word);
 

@@ -168,7 +168,9 @@ static epx_status_t check_model(const epx_settings_t *s, epx_command_t command, 
     if (s->model_path == NULL && command == EPX_CMD_INFO) return EPX_OK;
     if (s->model_path == NULL)
         return epx_str_printf(out, "--model-path is missing: the directory of a Hugging Face checkpoint\n");
-    if (stat(s->model_path, &st) != 0) return epx_str_printf(out, "--model-path %s: %s\n", s->model_path, strerror(errno));
+    if (stat(s->model_path, &st) != 0)
+        return epx_str_printf(out, "--model-path %s: %s; models are not downloaded: give the directory of a checkpoint\n",
+                              s->model_path, strerror(errno));
     if (!S_ISDIR(st.st_mode)) return epx_str_printf(out, "--model-path %s: not a directory\n", s->model_path);
     return EPX_OK;
 }

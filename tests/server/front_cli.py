@@ -81,6 +81,7 @@ def test_settings():
     expect(run("eval", "logits", "--model-path", TINY, "--dp", "2"), 2, "--dp-size 2", "one replica", "legal value: 1")
     expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "foo"), 2, "--moe-a2a-backend foo", "auto, none, pplx")
     expect(run("serve", "--model-path", TINY, "--moe-a2a-backend", "mori"), 2, "mori", "not built yet", "auto, none, pplx, deepep")
+    expect(run("serve", "--model-path", "some/hub-name"), 2, "--model-path some/hub-name", "models are not downloaded")
     expect(run("serve", "--model-pth", TINY), 2, "--model-pth", "did you mean --model-path?")
     expect(run("generate", "--model-path", TINY, "--prompt", "x", "--temperature", "hot"), 2, "--temperature hot", "0 to 100")
     expect(run("generate", "--model-path", "/no/such", "--prompt", "x"), 2, "--model-path /no/such", "No such file")
