@@ -115,8 +115,8 @@ def read_all(s):
 
 
 def read_response(s):
-    """Status and body of one answer with Content-Length."""
-    f = s.makefile("rb")
+    """Status and body of one answer with Content-Length; nothing of the next answer is taken from the socket."""
+    f = s.makefile("rb", buffering=0)
     status = int(f.readline().split()[1])
     length = 0
     while True:
@@ -126,7 +126,12 @@ def read_response(s):
         name, value = line.split(b":", 1)
         if name.lower() == b"content-length":
             length = int(value)
-    return status, f.read(length)
+    body = b""
+    while len(body) < length:
+        piece = f.read(length - len(body))
+        assert piece, "the connection ended inside an answer"
+        body += piece
+    return status, body
 
 
 def run_cases(cases):
